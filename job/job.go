@@ -32,15 +32,16 @@ const (
 // Limits on what a producer may write. A row beyond them ends in the dead
 // letters with a reason; the command line and package queued refuse it.
 const (
-	MaxNameBytes    = 64                 // queue and kind
-	MaxKeyBytes     = 191                // idempotency key; an index of MySQL 5.6 ends there
-	MinPriority     = 0                  // runs last
-	MaxPriority     = 9                  // runs first
-	MaxMaxAttempts  = 1000               // attempts a job may ask for
-	MaxTimeout      = 7 * 24 * time.Hour // run time a job may ask for
-	MaxPayloadBytes = 1 << 20            // default of the configured payload limit: 1 MiB
-	DefaultQueue    = "default"          // where a job without a queue goes
-	EmptyPayload    = "{}"               // what a handler gets for a job without a payload
+	MaxNameBytes    = 64                       // queue and kind
+	MaxKeyBytes     = 191                      // idempotency key; an index of MySQL 5.6 ends there
+	MinPriority     = 0                        // runs last
+	MaxPriority     = 9                        // runs first
+	MaxMaxAttempts  = 1000                     // attempts a job may ask for
+	MaxTimeout      = 7 * 24 * time.Hour       // run time a job may ask for
+	MaxDelay        = 5 * 366 * 24 * time.Hour // how far ahead a delay may reach
+	MaxPayloadBytes = 1 << 20                  // default of the configured payload limit: 1 MiB
+	DefaultQueue    = "default"                // where a job without a queue goes
+	EmptyPayload    = "{}"                     // what a handler gets for a job without a payload
 )
 
 // Job is one claimed job as a handler sees it. The handler must not change it.

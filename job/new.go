@@ -22,6 +22,13 @@ type New struct {
 	ExpiresAt   time.Time       // not run any more after this time; zero: never
 }
 
+// What a TIMESTAMP column of every server can hold in every session time zone. A
+// server that isn't strict would turn a time beyond it into now or never.
+var (
+	minTime = time.Date(1970, 1, 3, 0, 0, 0, 0, time.UTC)
+	maxTime = time.Date(2038, 1, 17, 0, 0, 0, 0, time.UTC)
+)
+
 // FieldError names a field, the value it has and the rule it breaks.
 type FieldError struct {
 	Field string
@@ -66,8 +73,16 @@ func (n *New) Validate(maxPayload int) error {
 	if n.Timeout != 0 && (n.Timeout < time.Millisecond || n.Timeout > MaxTimeout) {
 		bad("timeout", n.Timeout, "must be between 1ms and %s, or 0 for the kind's own", MaxTimeout)
 	}
-	if n.Delay < 0 {
-		bad("delay", n.Delay, "must not be negative")
+	if n.Delay < 0 || n.Delay > MaxDelay {
+		bad("delay", n.Delay, "must be between 0 and %s", MaxDelay)
+	}
+	for _, f := range []struct {
+		name string
+		t    time.Time
+	}{{"at", n.At}, {"expires_at", n.ExpiresAt}} {
+		if !f.t.IsZero() && (f.t.Before(minTime) || f.t.After(maxTime)) {
+			bad(f.name, f.t.Format(time.RFC3339), "must be between %s and %s", minTime.Format(time.DateOnly), maxTime.Format(time.DateOnly))
+		}
 	}
 	if n.Delay != 0 && !n.At.IsZero() {
 		bad("at", n.At.Format(time.RFC3339), "must not be given together with delay")
