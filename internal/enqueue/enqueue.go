@@ -55,8 +55,8 @@ type Result struct {
 const (
 	maxRows  = 100     // of one statement
 	maxBytes = 1 << 20 // of one statement's values, unless a single job has more
-	// How often a key is tried whose row was there for the INSERT and gone for the
-	// SELECT. That takes a delete between the two, so twice in a row is a rarity.
+	// How often a job is tried whose key's row was there for the INSERT and gone for
+	// the SELECT. That takes a delete between the two, so twice in a row is a rarity.
 	maxTries = 5
 )
 
@@ -243,8 +243,11 @@ func (in *inserter) mysqlOne(ctx context.Context, one []job.New) (Result, error)
 		if id, err = in.mysqlInsert(ctx, one); err == nil {
 			return Result{ID: id, New: true}, nil
 		}
-		if one[0].Key == "" || !isMySQL(err, mysqlDuplicate) {
+		if !isMySQL(err, mysqlDuplicate) {
 			return Result{}, err
+		}
+		if one[0].Key == "" {
+			continue // an id given twice; MySQL 5.6 does that to sessions of different steps
 		}
 		id, found, lookErr := in.mysqlLookup(ctx, one[0].Key)
 		if lookErr != nil {
