@@ -126,6 +126,9 @@ func DecideLost(j *Job, p Policy, rnd Rand) Write {
 // RunTimeout is how long one run of j may take under p.
 func (j *Job) RunTimeout(p Policy) time.Duration { return j.timeout(p) }
 
+// AttemptLimit is how often j may be run under p.
+func (j *Job) AttemptLimit(p Policy) int { return j.maxAttempts(p) }
+
 func (j *Job) timeout(p Policy) time.Duration {
 	if j.Timeout > 0 {
 		return j.Timeout

@@ -6,7 +6,7 @@ package job
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -77,7 +77,9 @@ func KeyOf(key string, id int64, created time.Time) string {
 	if key != "" {
 		return key
 	}
-	return fmt.Sprintf("job:%d:%d", id, created.UnixMilli())
+	b := append(make([]byte, 0, 48), "job:"...)
+	b = append(strconv.AppendInt(b, id, 10), ':')
+	return string(strconv.AppendInt(b, created.UnixMilli(), 10)) // Sprintf is a tenth of a no-op job
 }
 
 // Handler runs jobs of one kind. Run must return soon after ctx is done; why it
