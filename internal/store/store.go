@@ -186,9 +186,10 @@ type Reaper interface {
 	// guarded by its token as in Finish. When the lease was renewed or
 	// removed in the meantime it writes nothing and returns job.ErrLeaseLost. Repeating is safe.
 	Reap(ctx context.Context, token int64, grace time.Duration, writes []job.Write) ([]Fate, error)
-	// Orphans looks at the rows with after < id <= after+span and returns those
-	// that are running with no lease that covers them (rows edited by hand), and where to go on; next is
-	// 0 at the end of the table. It puts right what producers' statements left out of step.
+	// Orphans looks at the next span rows behind id after and returns those that
+	// are running with no lease that covers them (rows edited by hand), and where to
+	// go on; next is 0 at the end of the table. It puts right what producers'
+	// statements left out of step.
 	Orphans(ctx context.Context, after int64, span int) (orphans []*job.Job, next int64, err error)
 }
 

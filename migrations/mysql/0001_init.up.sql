@@ -21,8 +21,8 @@ CREATE TABLE IF NOT EXISTS {{.Prefix}}jobs (
   pending         TINYINT {{.Pending}},
   attempts        INT NOT NULL DEFAULT 0,
   token           BIGINT NOT NULL DEFAULT 0,
-  claimed_at      TIMESTAMP(3) NULL DEFAULT NULL,
-  finished_at     TIMESTAMP(3) NULL DEFAULT NULL,
+  claimed_at      TIMESTAMP(3) NOT NULL DEFAULT '1970-01-02 00:00:00',
+  finished_at     TIMESTAMP(3) NOT NULL DEFAULT '1970-01-02 00:00:00',
   result          MEDIUMTEXT CHARACTER SET utf8mb4 NULL,
   replays         INT NOT NULL DEFAULT 0,
   PRIMARY KEY (id),
@@ -56,7 +56,8 @@ CREATE TABLE IF NOT EXISTS {{.Prefix}}dead_jobs (
   PRIMARY KEY (id),
   KEY dead_jobs_job (job_id),
   KEY dead_jobs_job_key (job_key),
-  KEY dead_jobs_queue (queue, kind)
+  KEY dead_jobs_queue (queue, replayed_at),
+  KEY dead_jobs_kind (kind)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS {{.Prefix}}job_errors (
@@ -78,7 +79,8 @@ CREATE TABLE IF NOT EXISTS {{.Prefix}}leases (
   expires_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
   renewals   INT NOT NULL DEFAULT 0,
   job_ids    MEDIUMTEXT CHARACTER SET ascii NOT NULL,
-  PRIMARY KEY (token)
+  PRIMARY KEY (token),
+  KEY leases_expires (expires_at)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- owner is in the key so that two daemons never wait for each other's counter row.
