@@ -152,7 +152,6 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 				qi, gap, s.t.jobs, where, order, limit, suffix)
 			args = append(args, w.Queue)
 		}
-		gaps := 0
 		for lo, hi := job.MinPriority, 0; lo <= job.MaxPriority; lo = hi + 1 {
 			hi = lo
 			if sc.levels[qi]>>lo&1 == 1 {
@@ -162,7 +161,6 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 				hi++
 			}
 			branch(fmt.Sprintf("priority BETWEEN %d AND %d", lo, hi), "", 1, 1, ")")
-			gaps++
 		}
 		if sc.full {
 			branch(fmt.Sprintf("priority > %d AND available_at <= NOW(3)", job.MaxPriority), "", 0, badRows, suffix)
@@ -181,7 +179,8 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 			branch(fmt.Sprintf("priority < %d AND available_at <= NOW(3)", job.MinPriority), "", 0, badRows, suffix)
 		}
 		// Servers that stream a UNION stop here, and lock nothing of the arms behind.
-		fmt.Fprintf(&b, " LIMIT %d", limit+gaps+1)
+		// A gap's row needs no place in the limit: with one in it the scan is repeated.
+		fmt.Fprintf(&b, " LIMIT %d", limit+1)
 	}
 	return b.String(), args
 }
@@ -197,9 +196,7 @@ func (sc *scan) pick() (picked []candidate, more bool) {
 		}
 		limit := sc.wants[queue].Limit
 		if extra := hi - lo - limit; extra > 0 {
-			if sc.spread > 1 {
-				lo += rand.IntN(extra + 1)
-			}
+			lo += rand.IntN(extra + 1)
 			more = true
 			picked = append(picked, sc.found[lo:lo+limit]...)
 		} else {
