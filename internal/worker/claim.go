@@ -173,7 +173,10 @@ func (p *Pool) wants(now time.Time) (wants []store.Want, wait time.Duration, dra
 // there is more, else after the poll interval, and on a slow server so late that
 // empty polls take a tenth of the time at most.
 func (p *Pool) schedule(wants []store.Want, got store.Claimed, took time.Duration) {
-	pause := max(loop.Jitter(p.cfg.PollInterval, 0.1), min(10*took, maxPoll))
+	pause := loop.Jitter(p.cfg.PollInterval, 0.1)
+	if len(got.Jobs) == 0 {
+		pause = max(pause, min(10*took, maxPoll))
+	}
 	next := time.Now().Add(pause)
 	p.mu.Lock()
 	defer p.mu.Unlock()

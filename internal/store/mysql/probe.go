@@ -28,10 +28,12 @@ type server struct {
 	number     [3]int
 	skipLocked bool // take candidates with SKIP LOCKED
 	why        string
-	virtual    bool // jobs.pending follows status by itself
-	collate    string
-	json       string
-	maxPacket  int64
+	// hasSkipLocked: the server knows the clause, whether it is used or not.
+	hasSkipLocked bool
+	virtual       bool // jobs.pending follows status by itself
+	collate       string
+	json          string
+	maxPacket     int64
 }
 
 var versionRule = regexp.MustCompile(`(\d+)\.(\d+)(?:\.(\d+))?`)
@@ -127,7 +129,7 @@ func (v *server) chooseClaim(c *conn, want string) error {
 	err := c.query(func(row) error { return nil }, "SELECT 1 FROM (SELECT 1 AS one) AS t FOR UPDATE SKIP LOCKED")
 	switch code := codeOf(err); {
 	case err == nil:
-		v.skipLocked, v.why = true, "the server has it"
+		v.skipLocked, v.hasSkipLocked, v.why = true, true, "the server has it"
 	case code == 1064 || code == 1235: // syntax error, not supported
 		v.why = "the server has no SKIP LOCKED"
 	default:
