@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"queued/internal/enqueue"
+	mysqlstore "queued/internal/store/mysql"
 	"queued/job"
-	"queued/migrations"
 	"queued/test/servers"
 	"queued/test/zones"
 )
@@ -24,20 +24,16 @@ var mysqlTable = enqueue.Table{Dialect: enqueue.MySQL, Name: "jobs"}
 // eachServer runs f with the jobs table in a database of its own on each server.
 func eachServer(t *testing.T, f func(t *testing.T, server servers.Name, dsn string)) {
 	t.Helper()
-	steps, err := migrations.Load("mysql", migrations.Vars{JSON: "LONGTEXT", Collate: "utf8mb4_bin", Pending: "NULL DEFAULT 1"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, server := range servers.All {
 		t.Run(string(server), func(t *testing.T) {
 			dsn := servers.Database(t, servers.Shared(t, server))
-			db := open(t, dsn)
-			for _, s := range steps {
-				for _, statement := range s.Up {
-					if _, err := db.ExecContext(t.Context(), statement); err != nil {
-						t.Fatalf("create the tables: %v", err)
-					}
-				}
+			st, err := mysqlstore.Open(mysqlstore.Options{DSN: dsn})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer st.Close()
+			if err := st.MigrateUp(t.Context(), 0, nil); err != nil {
+				t.Fatal(err)
 			}
 			f(t, server, dsn)
 		})
@@ -133,7 +129,7 @@ func TestInsert_MySQLIDsAreTheRowsWhateverTheStep(t *testing.T) {
 					}
 				}
 			}()
-			for round := range 20 {
+			for round := range 10 {
 				jobs := make([]job.New, 30)
 				for i := range jobs {
 					jobs[i] = job.New{Kind: fmt.Sprintf("%d-%d", round, i), MaxAttempts: len(params) + 1}
@@ -319,7 +315,7 @@ func TestInsert_MySQLTimesAreRightInEverySessionTimeZone(t *testing.T) {
 			}
 			_, change := time.Date(2026, 12, 1, 0, 0, 0, 0, loc).ZoneBounds() // spring 2027
 			for range 2 {
-				for _, d := range []time.Duration{-90, -60, -30, -1, 0, 1, 30, 59, 60, 90} {
+				for _, d := range []time.Duration{-90, -60, -1, 0, 30, 60} {
 					m := change.Add(d*time.Minute + 123*time.Millisecond)
 					moments = append(moments, m)
 					jobs = append(jobs, job.New{Kind: "k", At: m, ExpiresAt: m})

@@ -14,13 +14,8 @@ import (
 
 	"queued/internal/enqueue"
 	"queued/job"
+	"queued/migrations"
 )
-
-const sqliteTable = `CREATE TABLE jobs (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  queue TEXT NOT NULL DEFAULT 'default', kind TEXT NOT NULL, idempotency_key TEXT UNIQUE, payload TEXT,
-  priority INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER, timeout_ms INTEGER,
-  available_at INTEGER NOT NULL, expires_at INTEGER, created_at INTEGER NOT NULL)`
 
 func openSQLite(t *testing.T) *sql.DB {
 	t.Helper()
@@ -29,8 +24,14 @@ func openSQLite(t *testing.T) *sql.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
-	if _, err := db.Exec(sqliteTable); err != nil {
+	steps, err := migrations.Load("sqlite", migrations.Vars{})
+	if err != nil {
 		t.Fatal(err)
+	}
+	for _, step := range steps {
+		for _, statement := range step.Up {
+			mustExec(t, db, statement)
+		}
 	}
 	return db
 }

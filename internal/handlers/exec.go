@@ -39,9 +39,12 @@ type Exec struct {
 
 // Limits of Exec.Grace.
 const (
-	DefaultGrace = 5 * time.Second
+	DefaultGrace = 3 * time.Second
 	MaxGrace     = 10 * time.Minute
 )
+
+// How long a command may take to be gone and its output read after KILL.
+const killTime = 3 * time.Second
 
 // Exit codes of sysexits.h.
 const exitDataError = 65

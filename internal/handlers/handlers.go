@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -33,7 +34,8 @@ type Kind struct {
 // Registry maps kinds to handlers. It is filled before the daemon starts and only
 // read afterwards, so it needs no lock.
 type Registry struct {
-	entries map[string]entry
+	entries  map[string]entry
+	stopTime time.Duration
 }
 
 type entry struct {
@@ -54,6 +56,7 @@ func New(kinds []Kind, log *zap.Logger) (*Registry, error) {
 			h = newLog(log)
 		case TypeExec:
 			h, err = newExec(k.Exec, k.Policy, log)
+			r.stopTime = max(r.stopTime, k.Exec.withDefaults().Grace+killTime)
 		default:
 			err = fmt.Errorf("type %q: must be one of %v", k.Type, Types)
 		}
@@ -92,6 +95,11 @@ func (r *Registry) Lookup(kind string) (h job.Handler, p job.Policy, ok bool) {
 
 // Kinds returns the known kinds, sorted.
 func (r *Registry) Kinds() []string { return slices.Sorted(maps.Keys(r.entries)) }
+
+// StopTime is how long the slowest of the built-in handlers takes to return when
+// its context has ended, at most; 0 when all do so at once. The daemon must not
+// give up on handlers before that.
+func (r *Registry) StopTime() time.Duration { return r.stopTime }
 
 // fields are the fields that every line about a run carries.
 func fields(j *job.Job) []zap.Field {
