@@ -3,7 +3,6 @@ package handlers
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -40,12 +39,15 @@ func badVar(name string) error {
 	return nil
 }
 
-func checkEnv(set map[string]string, pass []string) error {
+func checkEnv(set, pass []string) error {
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(set)) {
-		if err := badVar(name); err != nil {
+	for _, v := range set {
+		name, value, ok := strings.Cut(v, "=")
+		if !ok || name == "" {
+			errs = append(errs, fmt.Errorf("env: %q must be NAME=value", v))
+		} else if err := badVar(name); err != nil {
 			errs = append(errs, fmt.Errorf("env: %q %w", name, err))
-		} else if strings.ContainsRune(set[name], 0) {
+		} else if strings.ContainsRune(value, 0) {
 			errs = append(errs, fmt.Errorf("env: %q has a NUL", name))
 		}
 	}
@@ -57,20 +59,16 @@ func checkEnv(set map[string]string, pass []string) error {
 	return errors.Join(errs...)
 }
 
-// environment is what a command of any run gets.
-func environment(set map[string]string, pass []string) []string {
-	vars := map[string]string{"PATH": defaultPath}
-	for _, name := range append(slices.Clone(basicEnv), pass...) {
+// environment is what the command of every run gets; of a variable that is there
+// twice, the later holds.
+func environment(set, pass []string) []string {
+	env := []string{"PATH=" + defaultPath}
+	for _, name := range slices.Concat(basicEnv, pass) {
 		if v, ok := os.LookupEnv(name); ok {
-			vars[name] = v
+			env = append(env, name+"="+v)
 		}
 	}
-	maps.Copy(vars, set)
-	env := make([]string, 0, len(vars))
-	for _, name := range slices.Sorted(maps.Keys(vars)) {
-		env = append(env, name+"="+vars[name])
-	}
-	return env
+	return append(env, set...)
 }
 
 // runVar is the variable that marks all processes of one run.

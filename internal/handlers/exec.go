@@ -21,26 +21,27 @@ type Exec struct {
 	// without a slash is looked up in the daemon's PATH.
 	Command []string
 	Dir     string // working directory, absolute; "" is the daemon's
-	// Env is set for the command, PassEnv names variables that it gets from the
-	// daemon beside HOME, LANG, PATH and TZ. Neither may name what belongs to the
-	// daemon: QUEUED_*, and what systemd gave it.
-	Env     map[string]string
+	// Env, NAME=value, is set for the command. PassEnv names variables that it gets
+	// from the daemon beside HOME, LANG, PATH and TZ. Neither may name what belongs to
+	// the daemon: QUEUED_*, and what systemd gave it.
+	Env     []string
 	PassEnv []string
 	// Exit codes, 0 to 255, for a job that is done (nil: 0) and for one that no retry
 	// can mend (nil: 65). All others, and death by a signal, are retried.
-	Done      []int
-	Permanent []int
-	// Grace is the time between TERM and KILL, up to MaxGrace; 0 is DefaultGrace.
-	Grace time.Duration
+	DoneCodes      []int
+	PermanentCodes []int
+	// KillGrace is the time between TERM and KILL, up to MaxKillGrace; 0 is
+	// DefaultKillGrace.
+	KillGrace time.Duration
 	// LogOutput is the level at which lines of output are logged: "info" (also ""),
 	// "debug", or "off".
 	LogOutput string
 }
 
-// Limits of Exec.Grace.
+// Limits of Exec.KillGrace.
 const (
-	DefaultGrace = 3 * time.Second
-	MaxGrace     = 10 * time.Minute
+	DefaultKillGrace = 5 * time.Second
+	MaxKillGrace     = 10 * time.Minute
 )
 
 // How long a command may take to be gone and its output read after KILL.
@@ -51,14 +52,14 @@ const exitDataError = 65
 
 // withDefaults fills in what is not set.
 func (c Exec) withDefaults() Exec {
-	if c.Done == nil {
-		c.Done = []int{0}
+	if c.DoneCodes == nil {
+		c.DoneCodes = []int{0}
 	}
-	if c.Permanent == nil {
-		c.Permanent = []int{exitDataError}
+	if c.PermanentCodes == nil {
+		c.PermanentCodes = []int{exitDataError}
 	}
-	if c.Grace == 0 {
-		c.Grace = DefaultGrace
+	if c.KillGrace == 0 {
+		c.KillGrace = DefaultKillGrace
 	}
 	if c.LogOutput == "" {
 		c.LogOutput = "info"
@@ -81,18 +82,18 @@ func (c Exec) check() error {
 	if err := checkEnv(c.Env, c.PassEnv); err != nil {
 		errs = append(errs, err)
 	}
-	for _, code := range slices.Concat(c.Done, c.Permanent) {
+	for _, code := range slices.Concat(c.DoneCodes, c.PermanentCodes) {
 		if code < 0 || code > 255 {
 			errs = append(errs, fmt.Errorf("exit code %d: must be between 0 and 255", code))
 		}
 	}
-	for _, code := range c.Done {
-		if slices.Contains(c.Permanent, code) {
+	for _, code := range c.DoneCodes {
+		if slices.Contains(c.PermanentCodes, code) {
 			errs = append(errs, fmt.Errorf("exit code %d: must not be both done and permanent", code))
 		}
 	}
-	if c.Grace < 0 || c.Grace > MaxGrace {
-		errs = append(errs, fmt.Errorf("grace: must be between 0 and %s (got %s)", MaxGrace, c.Grace))
+	if c.KillGrace < 0 || c.KillGrace > MaxKillGrace {
+		errs = append(errs, fmt.Errorf("kill_grace: must be between 0 and %s (got %s)", MaxKillGrace, c.KillGrace))
 	}
 	if !slices.Contains([]string{"info", "debug", "off"}, c.LogOutput) {
 		errs = append(errs, fmt.Errorf(`log_output: must be "info", "debug" or "off" (got %q)`, c.LogOutput))

@@ -74,7 +74,7 @@ func (h *execHandler) Run(ctx context.Context, j *job.Job) (string, error) {
 	case <-p.exited:
 	case <-ctx.Done():
 		stopped = true
-		p.stop(h.Grace)
+		p.stop(h.KillGrace)
 	}
 	status, gone := p.end()
 	if !gone {
@@ -96,9 +96,9 @@ func (h *execHandler) Run(ctx context.Context, j *job.Job) (string, error) {
 		return "", fmt.Errorf("%v: %w", context.Cause(ctx), failure(status, stdout, stderr))
 	}
 	switch code := status.ExitStatus(); {
-	case status.Exited() && slices.Contains(h.Done, code):
+	case status.Exited() && slices.Contains(h.DoneCodes, code):
 		return stdout.text(job.ResultLimit), nil
-	case status.Exited() && slices.Contains(h.Permanent, code):
+	case status.Exited() && slices.Contains(h.PermanentCodes, code):
 		return "", job.Permanent(failure(status, stdout, stderr))
 	default:
 		return "", failure(status, stdout, stderr)

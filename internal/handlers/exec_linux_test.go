@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -59,10 +60,7 @@ func runExec(t *testing.T, ctx context.Context, c Exec, j *job.Job) run {
 	r := run{logs: logs, dir: t.TempDir()}
 	c.Dir = r.dir
 	mark := fmt.Sprintf("TEST_MARK_%d", time.Now().UnixNano())
-	if c.Env == nil {
-		c.Env = map[string]string{}
-	}
-	c.Env[mark] = "1"
+	c.Env = append(slices.Clone(c.Env), mark+"=1")
 	h, err := newExec(c, job.Policy{MaxAttempts: 9}, zap.New(core))
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +116,7 @@ func TestExec_PayloadAndEnvironment(t *testing.T) {
 	t.Setenv("TZ", "Asia/Tokyo")
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(time.Hour))
 	defer cancel()
-	r := runExec(t, ctx, Exec{Command: sh("cat; echo; env | sort"), Env: map[string]string{"OWN": "o"}, PassEnv: []string{"WANTED"}}, testJob())
+	r := runExec(t, ctx, Exec{Command: sh("cat; echo; env | sort"), Env: []string{"OWN=o"}, PassEnv: []string{"WANTED"}}, testJob())
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
@@ -158,9 +156,9 @@ func TestExec_ExitCodes(t *testing.T) {
 		{Exec{}, 65, job.Dead},
 		{Exec{}, 75, job.Ready},
 		{Exec{}, 255, job.Ready},
-		{Exec{Done: []int{0, 3}, Permanent: []int{4}}, 3, job.Done},
-		{Exec{Done: []int{0, 3}, Permanent: []int{4}}, 4, job.Dead},
-		{Exec{Done: []int{0, 3}, Permanent: []int{4}}, 65, job.Ready},
+		{Exec{DoneCodes: []int{0, 3}, PermanentCodes: []int{4}}, 3, job.Done},
+		{Exec{DoneCodes: []int{0, 3}, PermanentCodes: []int{4}}, 4, job.Dead},
+		{Exec{DoneCodes: []int{0, 3}, PermanentCodes: []int{4}}, 65, job.Ready},
 	} {
 		c.exec.Command = sh(fmt.Sprintf("echo out; echo why >&2; exit %d", c.code))
 		r := runExec(t, t.Context(), c.exec, testJob())
@@ -337,7 +335,7 @@ func TestExec_TimeoutEndsTheWholeGroup(t *testing.T) {
 			file = filepath.Join(dir, "up")
 			ctx := cutOff(t, job.ErrTimeout, &file)
 			script := "cd '" + dir + "'; " + c.script
-			r := runExec(t, ctx, Exec{Command: sh(script), Grace: 300 * time.Millisecond}, testJob())
+			r := runExec(t, ctx, Exec{Command: sh(script), KillGrace: 300 * time.Millisecond}, testJob())
 			has(t, r.err, c.want...)
 			if got := outcome(r.err, job.ErrTimeout); got != job.Ready {
 				t.Errorf("got %s, want %s", got, job.Ready)
@@ -351,7 +349,7 @@ func TestExec_ChildrenHaveTheGraceTimeToo(t *testing.T) {
 	file := filepath.Join(dir, "up")
 	ctx := cutOff(t, job.ErrShutdown, &file)
 	script := "cd '" + dir + "'; (trap 'sleep 0.2; touch saved; exit' TERM; touch up; while :; do sleep 0.01; done) & wait"
-	r := runExec(t, ctx, Exec{Command: sh(script), Grace: time.Minute}, testJob())
+	r := runExec(t, ctx, Exec{Command: sh(script), KillGrace: time.Minute}, testJob())
 	has(t, r.err, job.ErrShutdown.Error())
 	if _, err := os.Stat(filepath.Join(dir, "saved")); err != nil {
 		t.Errorf("the child was killed before it had saved its work: %v", err)
@@ -489,7 +487,7 @@ func TestExec_ManyAtOnce(t *testing.T) {
 }
 
 func TestExec_ConfigurationIsChecked(t *testing.T) {
-	valid := Exec{Command: []string{"/bin/true"}, Dir: "/", Env: map[string]string{"A": "b"}, PassEnv: []string{"B"}, Done: []int{0}, Permanent: []int{65}, Grace: time.Second, LogOutput: "debug"}
+	valid := Exec{Command: []string{"/bin/true"}, Dir: "/", Env: []string{"A=b=c"}, PassEnv: []string{"B"}, DoneCodes: []int{0}, PermanentCodes: []int{65}, KillGrace: time.Second, LogOutput: "debug"}
 	if _, err := newExec(valid, job.Policy{}, zap.NewNop()); err != nil {
 		t.Fatal(err)
 	}
@@ -499,12 +497,14 @@ func TestExec_ConfigurationIsChecked(t *testing.T) {
 		"dir: must be absolute":             func(c *Exec) { c.Dir = "x" },
 		`"NOTIFY_SOCKET" belongs`:           func(c *Exec) { c.PassEnv = []string{"NOTIFY_SOCKET"} },
 		`"QUEUED_DATABASE_DSN" belongs`:     func(c *Exec) { c.PassEnv = []string{"QUEUED_DATABASE_DSN"} },
-		`"QUEUED_JOB_ID" belongs`:           func(c *Exec) { c.Env = map[string]string{"QUEUED_JOB_ID": "1"} },
-		`"A=B" is no name`:                  func(c *Exec) { c.Env = map[string]string{"A=B": "1"} },
-		`"A" has a NUL`:                     func(c *Exec) { c.Env = map[string]string{"A": "\x00"} },
-		"exit code 256: must be between":    func(c *Exec) { c.Done = []int{256} },
-		"exit code 65: must not be both":    func(c *Exec) { c.Done = []int{65} },
-		"grace: must be between 0 and 10m":  func(c *Exec) { c.Grace = -1 },
+		`"QUEUED_JOB_ID" belongs`:           func(c *Exec) { c.Env = []string{"QUEUED_JOB_ID=1"} },
+		`env: "=1" must be NAME=value`:      func(c *Exec) { c.Env = []string{"=1"} },
+		`env: "A" must be NAME=value`:       func(c *Exec) { c.Env = []string{"A"} },
+		`pass_env: "A=B" is no name`:        func(c *Exec) { c.PassEnv = []string{"A=B"} },
+		`env: "A" has a NUL`:                func(c *Exec) { c.Env = []string{"A=\x00"} },
+		"exit code 256: must be between":    func(c *Exec) { c.DoneCodes = []int{256} },
+		"exit code 65: must not be both":    func(c *Exec) { c.DoneCodes = []int{65} },
+		"kill_grace: must be between 0 and": func(c *Exec) { c.KillGrace = -1 },
 		`log_output: must be "info", "debu`: func(c *Exec) { c.LogOutput = "loud" },
 	} {
 		c := valid

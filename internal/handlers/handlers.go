@@ -56,7 +56,7 @@ func New(kinds []Kind, log *zap.Logger) (*Registry, error) {
 			h = newLog(log)
 		case TypeExec:
 			h, err = newExec(k.Exec, k.Policy, log)
-			r.stopTime = max(r.stopTime, k.Exec.withDefaults().Grace+killTime)
+			r.stopTime = max(r.stopTime, k.Exec.withDefaults().KillGrace+killTime)
 		default:
 			err = fmt.Errorf("type %q: must be one of %v", k.Type, Types)
 		}

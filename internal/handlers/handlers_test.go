@@ -20,7 +20,7 @@ func TestRegistry_KnowsItsKinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := r.StopTime(), DefaultGrace+killTime; got != want {
+	if got, want := r.StopTime(), DefaultKillGrace+killTime; got != want {
 		t.Errorf("got stop time %s, want %s", got, want)
 	}
 	if d := cmp.Diff([]string{"a", "b"}, r.Kinds()); d != "" {
