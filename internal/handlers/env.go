@@ -41,10 +41,10 @@ func badVar(name string) error {
 
 func checkEnv(set, pass []string) error {
 	var errs []error
-	for _, v := range set {
+	for i, v := range set {
 		name, value, ok := strings.Cut(v, "=")
 		if !ok || name == "" {
-			errs = append(errs, fmt.Errorf("env: %q must be NAME=value", v))
+			errs = append(errs, fmt.Errorf("env: entry %d must be NAME=value", i+1))
 		} else if err := badVar(name); err != nil {
 			errs = append(errs, fmt.Errorf("env: %q %w", name, err))
 		} else if strings.ContainsRune(value, 0) {

@@ -110,16 +110,18 @@ func (p *process) stop(grace time.Duration) {
 	}
 	// The others of the group have the same grace, e.g. the children of a shell that
 	// went at once.
-	look := time.NewTicker(20 * time.Millisecond)
-	defer look.Stop()
-	for len(group(p.pid)) > 0 {
+	for wait := time.Millisecond; len(group(p.pid)) > 0; wait = longer(wait) {
 		select {
-		case <-look.C:
+		case <-time.After(wait):
 		case <-over.C:
 			return
 		}
 	}
 }
+
+// longer is the next pause of a loop that looks through /proc: soon at first, and
+// not often, since hundreds of runs may do so when the daemon stops.
+func longer(wait time.Duration) time.Duration { return min(2*wait, 200*time.Millisecond) }
 
 // signal sends sig to the group, and to the command if it has left it. No error is
 // of interest: the only one that can happen is that there is nobody left.
@@ -139,13 +141,15 @@ func (p *process) end() (status syscall.WaitStatus, gone bool) {
 	status, _ = p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	// From here on the number may be another's: look, but don't touch. Zombies are
 	// left in the group where nobody reaps orphans, as in many containers.
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(time.Second)
+	for wait := time.Millisecond; ; wait = longer(wait) {
 		if errors.Is(syscall.Kill(-p.pid, 0), syscall.ESRCH) || len(group(p.pid)) == 0 {
 			return status, true
 		}
 		if time.Now().After(deadline) {
 			return status, false
 		}
+		time.Sleep(wait)
 	}
 }
 
