@@ -49,23 +49,6 @@ func (e *endless) Renew(context.Context, int64, time.Duration, []int64) ([]int64
 func (e *endless) Verify(context.Context, []store.Held) ([]store.Held, error) { return nil, nil }
 func (e *endless) KnownKinds(context.Context) ([]string, error)               { return nil, nil }
 
-type handlers map[string]job.Handler
-
-var testPolicy = job.Policy{MaxAttempts: 3, Timeout: time.Minute, Backoff: job.Backoff{Base: time.Second, Cap: time.Minute}}
-
-func (h handlers) Lookup(kind string) (job.Handler, job.Policy, bool) {
-	f, ok := h[kind]
-	return f, testPolicy, ok
-}
-
-func (h handlers) Kinds() []string {
-	var all []string
-	for k := range h {
-		all = append(all, k)
-	}
-	return all
-}
-
 // BenchmarkPool is the cost of a job in the client: everything but the store.
 func BenchmarkPool(b *testing.B) {
 	for _, workers := range []int{1, 16, 256} {

@@ -233,6 +233,10 @@ func (p *Pool) admit(ctx context.Context, got store.Claimed, began time.Time) {
 		p.put(refused.writes[i], r)
 	}
 	for _, r := range runs {
+		if p.stopping {
+			p.put(job.Release(r.job), r)
+			continue
+		}
 		r.lane.size = size
 		r.lane.buffer.push(r)
 		r.lane.ready.Signal()

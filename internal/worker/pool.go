@@ -232,9 +232,10 @@ func (p *Pool) Run(ctx context.Context) Reason {
 	case reason = <-p.stop:
 	}
 	p.log.Info("stopping", zap.String("reason", string(reason)))
+	p.stopStarting()
 	stopClaims()
 	claimer.Wait()
-	p.stopWorkers()
+	p.stopRunning()
 	p.closeOutbox()
 	finisher.Wait()
 	stopLeases()
@@ -246,16 +247,19 @@ func (p *Pool) Run(ctx context.Context) Reason {
 // and a database that is away is not waited for. Before the stop it only shortens the one to come.
 func (p *Pool) Hurry() { p.hurryOnce.Do(func() { close(p.hurry) }) }
 
-// stopWorkers hands back what has not started and waits for what runs, in the
-// steps that Run describes.
-func (p *Pool) stopWorkers() {
+// stopStarting hands back what has not started.
+func (p *Pool) stopStarting() {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.stopping = true
 	for _, l := range p.lanes {
 		p.release(l)
 		l.ready.Broadcast()
 	}
-	p.mu.Unlock()
+}
+
+// stopRunning waits for what runs, in the steps that Run describes.
+func (p *Pool) stopRunning() {
 	if p.waitExited(p.cfg.ShutdownTimeout, p.hurry) {
 		return
 	}
