@@ -55,7 +55,7 @@ func (c *Config) setDefaults() error {
 		def   time.Duration
 	}{
 		{"lease", &c.Lease, 30 * time.Second},
-		{"interval", &c.Interval, c.Lease / 3},
+		{"interval", &c.Interval, 0},
 		{"grace", &c.Grace, 5 * time.Second},
 		{"age of finished jobs", &c.FinishedAge, 0},
 		{"age of dead letters", &c.DeadAge, 0},

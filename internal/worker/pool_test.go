@@ -53,7 +53,7 @@ func TestStop_WhatEndsInTimeIsRecorded(t *testing.T) {
 		m := newMem()
 		m.add(20, "x")
 		p := start(t, m, handlers{"x": f(func(ctx context.Context, j *job.Job) error {
-			return sleeps(time.Second + time.Duration(j.ID)*100*time.Millisecond).(job.HandlerFunc)(ctx, j)
+			return sleeps(time.Second+time.Duration(j.ID)*100*time.Millisecond).(job.HandlerFunc)(ctx, j)
 		})}, 20)
 		time.Sleep(time.Second)
 		began := time.Now()
