@@ -131,11 +131,6 @@ func (l *loader) checkKinds() {
 				}
 			}
 		}
-		for _, e := range k.Exec.Env {
-			if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
-				l.violate(at+"env", strconv.Quote(e), "must be a list of NAME=value")
-			}
-		}
 		if given["backoff.schedule"] && len(k.Policy.Backoff.Schedule) == 0 {
 			l.violate(at+"backoff.schedule", "", "must have at least one entry")
 		}

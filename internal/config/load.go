@@ -54,11 +54,7 @@ var (
 
 // Load reads and checks a configuration. The error is an *Error.
 func Load(from Sources) (*Config, Origins, error) {
-	l := &loader{from: from, origins: Origins{}, env: map[string]string{}}
-	for _, e := range from.Environ {
-		name, value, _ := strings.Cut(e, "=")
-		l.env[name] = value
-	}
+	l := &loader{from: from, origins: Origins{}, env: variables(from.Environ)}
 	v := viper.New()
 	for _, o := range options {
 		if o.def != "" {
@@ -206,7 +202,7 @@ func (l *loader) walk(n *yaml.Node, path, pattern string, known []string) {
 			l.violate(at, "", "must be a section with keys of its own")
 		case isSection:
 			l.walk(v, at, pat, known)
-		case !strings.Contains(pat, "[]"):
+		default:
 			l.origins[at] = l.lineOf(k.Line)
 		}
 	}
@@ -487,7 +483,7 @@ func (l *loader) paths() {
 		}
 	}
 	if db := &l.cfg.Database; db.Path == "" && !db.Server() {
-		if dir := stateDir(l.env); dir != "" {
+		if dir := StateDir(l.from.Environ); dir != "" {
 			db.Path = filepath.Join(dir, "queued.db")
 		} else {
 			l.violate("database.path", "", "must be set, since there is neither $STATE_DIRECTORY nor $HOME")
@@ -495,9 +491,10 @@ func (l *loader) paths() {
 	}
 }
 
-// stateDir is the directory for what outlives a process: what systemd made for
+// StateDir is the directory for what outlives a process: what systemd made for
 // us, or the user's own; "" when there is neither.
-func stateDir(env map[string]string) string {
+func StateDir(environ []string) string {
+	env := variables(environ)
 	if dir, _, _ := strings.Cut(env["STATE_DIRECTORY"], ":"); filepath.IsAbs(dir) {
 		return dir
 	}
@@ -508,6 +505,15 @@ func stateDir(env map[string]string) string {
 		return filepath.Join(dir, ".local", "state", "queued")
 	}
 	return ""
+}
+
+func variables(environ []string) map[string]string {
+	env := make(map[string]string, len(environ))
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		env[name] = value
+	}
+	return env
 }
 
 func flagOf(key string) string {

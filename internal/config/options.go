@@ -161,7 +161,7 @@ var options = []option[Config]{
 	},
 	{
 		key: "worker.cancel_grace", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.CancelGrace }), def: "10s", lo: "1ms", hi: "1h",
-		text: "How long a cancelled handler may take to return. One that takes longer is left to itself: its lease is no longer renewed. For exec handlers it should be longer than `kill_grace`.",
+		text: "How long a cancelled handler may take to return. One that takes longer is left to itself: its lease is no longer renewed. Exec handlers get at least their `kill_grace` and 3 s.",
 	},
 	{
 		key: "worker.unknown_kind_grace", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.UnknownKindGrace }), def: "10m", lo: "1ms", hi: "30d",

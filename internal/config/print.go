@@ -30,21 +30,30 @@ func Settings(c *Config, from Origins) []Setting {
 		}
 		list = append(list, Setting{Key: o.key, Value: format(o.ptr(c)), Origin: origin})
 	}
-	list = append(list, entrySettings("queues", queueOptions, c.Queues, from)...)
-	return append(list, entrySettings("kinds", kindOptions, c.Kinds, from)...)
+	for i := range c.Queues {
+		list = append(list, entrySettings(fmt.Sprintf("queues[%d].", i), queueOptions, &c.Queues[i], from)...)
+	}
+	for i := range c.Kinds {
+		list = append(list, entrySettings(fmt.Sprintf("kinds[%d].", i), kindOptions, &c.Kinds[i], from)...)
+	}
+	return list
 }
 
-func entrySettings[T any](name string, table []option[T], entries []T, from Origins) []Setting {
+func entrySettings[T any](at string, table []option[T], entry *T, from Origins) []Setting {
 	var list []Setting
-	for i := range entries {
-		for _, o := range table {
-			key := fmt.Sprintf("%s[%d].%s", name, i, o.key)
-			origin := from[key]
-			if origin == "" {
-				origin = "default"
-			}
-			list = append(list, Setting{Key: key, Value: format(o.ptr(&entries[i])), Origin: origin})
+	for _, o := range table {
+		origin := from[at+o.key]
+		if origin == "" {
+			origin = "default"
 		}
+		value := format(o.ptr(entry))
+		switch {
+		case origin == "default" && (value == "" || value == "[]"):
+			continue // mostly options of another handler
+		case o.key == "env":
+			value = hidden // programs get their passwords that way
+		}
+		list = append(list, Setting{Key: at + o.key, Value: value, Origin: origin})
 	}
 	return list
 }
