@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 
 	"queued"
 )
@@ -28,6 +29,6 @@ func greet(_ context.Context, j *queued.Job) error {
 	if who.Name == "" {
 		return queued.Permanent(errors.New("nobody to greet"))
 	}
-	fmt.Printf("Hello, %s! (job %d, attempt %d)\n", who.Name, j.ID, j.Attempt)
+	fmt.Fprintf(os.Stdout, "Hello, %s! (job %d, attempt %d)\n", who.Name, j.ID, j.Attempt)
 	return nil
 }

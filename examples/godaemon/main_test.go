@@ -21,7 +21,8 @@ func TestGodaemon_RunsItsOwnKind(t *testing.T) {
 	godaemon := func(args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), os.Args[0], append(args, "--database", file)...)
-		cmd.Env = append(os.Environ(), "TEST_GODAEMON=1", "QUEUED_HTTP_LISTEN=off")
+		// Not the environment of the tests: QUEUED_ variables are configuration.
+		cmd.Env = []string{"HOME=" + filepath.Dir(file), "TEST_GODAEMON=1", "QUEUED_HTTP_LISTEN=off"}
 		cmd.Dir = filepath.Dir(file)
 		cmd.Stderr = t.Output()
 		out, err := cmd.Output()

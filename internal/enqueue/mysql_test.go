@@ -282,7 +282,11 @@ func TestInsert_MySQLNeedsNoMoreThanINSERT(t *testing.T) {
 		for grant, wantID := range map[string]int64{"INSERT": 0, "INSERT, SELECT": 1, "INSERT, SELECT (id, idempotency_key)": 1} {
 			user := fmt.Sprintf("u%d", time.Now().UnixNano()%1e12)
 			mustExec(t, admin, "CREATE USER '"+user+"'@'%' IDENTIFIED BY 'producer'")
-			t.Cleanup(func() { admin.ExecContext(context.Background(), "DROP USER '"+user+"'@'%'") })
+			t.Cleanup(func() {
+				if _, err := admin.ExecContext(context.Background(), "DROP USER '"+user+"'@'%'"); err != nil {
+					t.Error(err)
+				}
+			})
 			mustExec(t, admin, "GRANT "+grant+" ON `"+cfg.DBName+"`.jobs TO '"+user+"'@'%'")
 			producer := cfg.Clone()
 			producer.User, producer.Passwd = user, "producer"

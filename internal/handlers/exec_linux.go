@@ -92,8 +92,8 @@ func (h *execHandler) Run(ctx context.Context, j *job.Job) (string, error) {
 	lines.end()
 
 	if stopped {
-		// %v: a timeout must not be replaced by the domain's shorter words for it.
-		return "", fmt.Errorf("%v: %w", context.Cause(ctx), failure(status, stdout, stderr))
+		// As text, so that the domain does not replace all of it by its words for a timeout.
+		return "", fmt.Errorf("%s: %w", context.Cause(ctx).Error(), failure(status, stdout, stderr))
 	}
 	switch code := status.ExitStatus(); {
 	case status.Exited() && slices.Contains(h.DoneCodes, code):

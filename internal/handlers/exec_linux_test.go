@@ -54,7 +54,7 @@ type run struct {
 
 // runExec runs c in a directory of its own. Nothing of the run may be left in /proc
 // afterwards, whatever the command did.
-func runExec(t *testing.T, ctx context.Context, c Exec, j *job.Job) run {
+func runExec(ctx context.Context, t *testing.T, c Exec, j *job.Job) run {
 	t.Helper()
 	core, logs := observer.New(zapcore.DebugLevel)
 	r := run{logs: logs, dir: t.TempDir()}
@@ -116,7 +116,7 @@ func TestExec_PayloadAndEnvironment(t *testing.T) {
 	t.Setenv("TZ", "Asia/Tokyo")
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(time.Hour))
 	defer cancel()
-	r := runExec(t, ctx, Exec{Command: sh("cat; echo; env | sort"), Env: []string{"OWN=o"}, PassEnv: []string{"WANTED"}}, testJob())
+	r := runExec(ctx, t, Exec{Command: sh("cat; echo; env | sort"), Env: []string{"OWN=o"}, PassEnv: []string{"WANTED"}}, testJob())
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
@@ -161,7 +161,7 @@ func TestExec_ExitCodes(t *testing.T) {
 		{Exec{DoneCodes: []int{0, 3}, PermanentCodes: []int{4}}, 65, job.Ready},
 	} {
 		c.exec.Command = sh(fmt.Sprintf("echo out; echo why >&2; exit %d", c.code))
-		r := runExec(t, t.Context(), c.exec, testJob())
+		r := runExec(t.Context(), t, c.exec, testJob())
 		if got := outcome(r.err, nil); got != c.want {
 			t.Errorf("exit %d: got %s (%v), want %s", c.code, got, r.err, c.want)
 		}
@@ -181,13 +181,13 @@ func TestExec_DeathByASignalIsRetried(t *testing.T) {
 		"SEGV": "killed by signal 11 (segmentation fault)",
 		"TERM": "killed by signal 15 (terminated)",
 	} {
-		r := runExec(t, t.Context(), Exec{Command: sh("kill -" + sig + " $$")}, testJob())
+		r := runExec(t.Context(), t, Exec{Command: sh("kill -" + sig + " $$")}, testJob())
 		has(t, r.err, want)
 		if got := outcome(r.err, nil); got != job.Ready {
 			t.Errorf("%s: got %s, want %s", sig, got, job.Ready)
 		}
 	}
-	r := runExec(t, t.Context(), Exec{Command: sh("sh -c 'kill -KILL $$'; exit $?")}, testJob())
+	r := runExec(t.Context(), t, Exec{Command: sh("sh -c 'kill -KILL $$'; exit $?")}, testJob())
 	has(t, r.err, "exit status 137", "out of memory?")
 }
 
@@ -201,7 +201,7 @@ func TestExec_WhatCantBeStartedIsAFailedAttempt(t *testing.T) {
 		"no such file":      {"/no/such/command"},
 		"permission denied": {plain},
 	} {
-		r := runExec(t, t.Context(), Exec{Command: command}, testJob())
+		r := runExec(t.Context(), t, Exec{Command: command}, testJob())
 		has(t, r.err, "start the command", want)
 		if got := outcome(r.err, nil); got != job.Ready {
 			t.Errorf("%v: got %s, want %s", command, got, job.Ready)
@@ -210,7 +210,7 @@ func TestExec_WhatCantBeStartedIsAFailedAttempt(t *testing.T) {
 }
 
 func TestExec_ArgumentsThatAreTooLongArePermanent(t *testing.T) {
-	r := runExec(t, t.Context(), Exec{Command: []string{"/bin/true", strings.Repeat("x", 3<<20)}}, testJob())
+	r := runExec(t.Context(), t, Exec{Command: []string{"/bin/true", strings.Repeat("x", 3<<20)}}, testJob())
 	has(t, r.err, "argument list too long")
 	if got := outcome(r.err, nil); got != job.Dead {
 		t.Errorf("got %s, want %s", got, job.Dead)
@@ -235,11 +235,11 @@ func TestExec_StandardInputMayStayUnread(t *testing.T) {
 	j := testJob()
 	j.Payload = []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
 	for _, script := range []string{"exit 0", "exec <&-; echo closed", "head -c 10 >/dev/null"} {
-		if r := runExec(t, t.Context(), Exec{Command: sh(script)}, j); r.err != nil {
+		if r := runExec(t.Context(), t, Exec{Command: sh(script)}, j); r.err != nil {
 			t.Errorf("%s: %v", script, r.err)
 		}
 	}
-	r := runExec(t, t.Context(), Exec{Command: sh("wc -c")}, j)
+	r := runExec(t.Context(), t, Exec{Command: sh("wc -c")}, j)
 	if got := strings.TrimSpace(r.result); got != strconv.Itoa(1<<20+2) {
 		t.Errorf("the command read %s bytes, want %d (%v)", got, 1<<20+2, r.err)
 	}
@@ -248,7 +248,7 @@ func TestExec_StandardInputMayStayUnread(t *testing.T) {
 func TestExec_ANULInTheKeyIsPermanent(t *testing.T) {
 	j := testJob()
 	j.Key = "a\x00b"
-	r := runExec(t, t.Context(), Exec{Command: sh("exit 0")}, j)
+	r := runExec(t.Context(), t, Exec{Command: sh("exit 0")}, j)
 	has(t, r.err, "QUEUED_JOB_KEY", "NUL")
 	if got := outcome(r.err, nil); got != job.Dead {
 		t.Errorf("got %s, want %s", got, job.Dead)
@@ -256,14 +256,14 @@ func TestExec_ANULInTheKeyIsPermanent(t *testing.T) {
 }
 
 func TestExec_NoShellSeesTheArguments(t *testing.T) {
-	r := runExec(t, t.Context(), Exec{Command: []string{"printf", "%s|", "$HOME", "; echo x", "`id`"}}, testJob())
+	r := runExec(t.Context(), t, Exec{Command: []string{"printf", "%s|", "$HOME", "; echo x", "`id`"}}, testJob())
 	if want := "$HOME|; echo x|`id`|"; r.result != want {
 		t.Errorf("got %q, want %q", r.result, want)
 	}
 }
 
 func TestExec_OddOutputIsMadeText(t *testing.T) {
-	r := runExec(t, t.Context(), Exec{Command: sh(`printf 'a\000b\377c\n'; printf 'no end' >&2`)}, testJob())
+	r := runExec(t.Context(), t, Exec{Command: sh(`printf 'a\000b\377c\n'; printf 'no end' >&2`)}, testJob())
 	if want := "a\uFFFDb\uFFFDc"; r.result != want {
 		t.Errorf("got result %q, want %q", r.result, want)
 	}
@@ -279,7 +279,7 @@ func TestExec_OddOutputIsMadeText(t *testing.T) {
 
 func TestExec_OutputIsLoggedAtTheConfiguredLevel(t *testing.T) {
 	for level, want := range map[string][]zapcore.Level{"": {zapcore.InfoLevel}, "debug": {zapcore.DebugLevel}, "off": nil} {
-		r := runExec(t, t.Context(), Exec{Command: sh("echo x"), LogOutput: level}, testJob())
+		r := runExec(t.Context(), t, Exec{Command: sh("echo x"), LogOutput: level}, testJob())
 		var got []zapcore.Level
 		for _, e := range r.logs.All() {
 			got = append(got, e.Level)
@@ -294,7 +294,7 @@ func TestExec_AFloodIsBounded(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	r := runExec(t, t.Context(), Exec{Command: sh("yes $(printf %0199d 7) | head -c 200000000; head -c 3000000 /dev/zero >&2; echo; echo end")}, testJob())
+	r := runExec(t.Context(), t, Exec{Command: sh("yes $(printf %0199d 7) | head -c 200000000; head -c 3000000 /dev/zero >&2; echo; echo end")}, testJob())
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
@@ -335,7 +335,7 @@ func TestExec_TimeoutEndsTheWholeGroup(t *testing.T) {
 			file = filepath.Join(dir, "up")
 			ctx := cutOff(t, job.ErrTimeout, &file)
 			script := "cd '" + dir + "'; " + c.script
-			r := runExec(t, ctx, Exec{Command: sh(script), KillGrace: 300 * time.Millisecond}, testJob())
+			r := runExec(ctx, t, Exec{Command: sh(script), KillGrace: 300 * time.Millisecond}, testJob())
 			has(t, r.err, c.want...)
 			if got := outcome(r.err, job.ErrTimeout); got != job.Ready {
 				t.Errorf("got %s, want %s", got, job.Ready)
@@ -349,7 +349,7 @@ func TestExec_ChildrenHaveTheGraceTimeToo(t *testing.T) {
 	file := filepath.Join(dir, "up")
 	ctx := cutOff(t, job.ErrShutdown, &file)
 	script := "cd '" + dir + "'; (trap 'sleep 0.2; touch saved; exit' TERM; touch up; while :; do sleep 0.01; done) & wait"
-	r := runExec(t, ctx, Exec{Command: sh(script), KillGrace: time.Minute}, testJob())
+	r := runExec(ctx, t, Exec{Command: sh(script), KillGrace: time.Minute}, testJob())
 	has(t, r.err, job.ErrShutdown.Error())
 	if _, err := os.Stat(filepath.Join(dir, "saved")); err != nil {
 		t.Errorf("the child was killed before it had saved its work: %v", err)
@@ -359,7 +359,7 @@ func TestExec_ChildrenHaveTheGraceTimeToo(t *testing.T) {
 func TestExec_EveryCauseEndsTheRun(t *testing.T) {
 	for cause, want := range map[error]job.State{job.ErrTimeout: job.Ready, job.ErrShutdown: job.Ready, job.ErrLeaseLost: "", job.ErrCancelled: ""} {
 		file := filepath.Join(t.TempDir(), "up")
-		r := runExec(t, cutOff(t, cause, &file), Exec{Command: sh("touch '" + file + "'; exec sleep 300")}, testJob())
+		r := runExec(cutOff(t, cause, &file), t, Exec{Command: sh("touch '" + file + "'; exec sleep 300")}, testJob())
 		has(t, r.err, cause.Error())
 		if got := outcome(r.err, cause); got != want {
 			t.Errorf("%v: got %q, want %q", cause, got, want)
@@ -370,7 +370,7 @@ func TestExec_EveryCauseEndsTheRun(t *testing.T) {
 func TestExec_ARunWhoseTimeIsOverDoesNotStart(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(job.ErrShutdown)
-	r := runExec(t, ctx, Exec{Command: sh("touch started")}, testJob())
+	r := runExec(ctx, t, Exec{Command: sh("touch started")}, testJob())
 	if _, err := os.Stat(filepath.Join(r.dir, "started")); err == nil || !errors.Is(r.err, job.ErrShutdown) {
 		t.Errorf("got %v and a start (%v), want the cause and none", r.err, err == nil)
 	}
@@ -384,7 +384,7 @@ func TestExec_WhatACommandLeavesBehindIsKilled(t *testing.T) {
 		"(sleep 300 & sleep 300 &) ; echo x",
 	} {
 		begin := time.Now()
-		r := runExec(t, t.Context(), Exec{Command: sh(script)}, testJob())
+		r := runExec(t.Context(), t, Exec{Command: sh(script)}, testJob())
 		if r.err != nil || r.result != "x" {
 			t.Errorf("%s: got %q, %v, want x", script, r.result, r.err)
 		}
@@ -412,7 +412,7 @@ func TestExec_ADaemonThatHoldsThePipeIsReportedAndDoesNotHang(t *testing.T) {
 	if len(pids) != 1 {
 		t.Fatalf("got pids %v, want one", pids)
 	}
-	p, err := os.FindProcess(int(pids[0].(int)))
+	p, err := os.FindProcess(pids[0].(int))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -149,7 +149,7 @@ func (p *process) end() (status syscall.WaitStatus, gone bool) {
 		if time.Now().After(deadline) {
 			return status, false
 		}
-		time.Sleep(wait)
+		<-time.After(wait)
 	}
 }
 

@@ -29,7 +29,7 @@ func Load(tb testing.TB, db *sql.DB, names ...string) {
 	}
 }
 
-func load(ctx context.Context, conn *sql.Conn, name string) error {
+func load(ctx context.Context, conn *sql.Conn, name string) (err error) {
 	loc, err := time.LoadLocation(name)
 	if err != nil {
 		return err
@@ -39,7 +39,11 @@ func load(ctx context.Context, conn *sql.Conn, name string) error {
 	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK('queued_test_zones', 60)").Scan(&ok); err != nil || ok.Int64 != 1 {
 		return fmt.Errorf("wait for the lock: %v, %w", ok, err)
 	}
-	defer conn.ExecContext(ctx, "SELECT RELEASE_LOCK('queued_test_zones')")
+	defer func() {
+		if _, unlock := conn.ExecContext(ctx, "DO RELEASE_LOCK('queued_test_zones')"); err == nil {
+			err = unlock
+		}
+	}()
 	var known int
 	if err := conn.QueryRowContext(ctx, "SELECT COUNT(*) FROM mysql.time_zone_name WHERE Name = ?", name).Scan(&known); err != nil || known > 0 {
 		return err
