@@ -88,8 +88,10 @@ const anyUnknown = "(unknown)"
 
 // claimer is what the claim loop keeps for itself.
 type claimer struct {
-	took    time.Duration // of the last claim
+	took    time.Duration // of the last claim that gave jobs
+	empty   time.Duration // of the last one that gave none
 	known   []string      // kinds that live daemons have handlers for
+	unsure  bool          // it could not be read
 	knownAt time.Time
 }
 
@@ -112,17 +114,16 @@ func (p *Pool) claimLoop(ctx context.Context) {
 			}
 			outage.Failed(err)
 			p.cfg.Metrics.Count(ClaimFailed, 1)
-			p.claimed(err)
+			p.noteClaim(err)
 			loop.Sleep(ctx, backoff.Next(), nil)
 			continue
 		}
 		outage.OK()
 		backoff.Reset()
-		p.claimed(nil)
+		p.noteClaim(nil)
 		p.cfg.Metrics.Claimed(len(got.Jobs), took)
-		p.claimer.took = took
 		if drained && len(got.Jobs) == 0 && !got.More {
-			p.end(ReasonDrained)
+			p.stopFor(ReasonDrained)
 			return
 		}
 		p.schedule(wants, got, took)
@@ -171,11 +172,15 @@ func (p *Pool) wants(now time.Time) (wants []store.Want, wait time.Duration, dra
 
 // schedule says when the lanes that were asked may be asked again: at once when
 // there is more, else after the poll interval, and on a slow server so late that
-// empty polls take a tenth of the time at most.
+// empty polls take a tenth of the time at most. One slow poll alone is an accident.
 func (p *Pool) schedule(wants []store.Want, got store.Claimed, took time.Duration) {
+	c := &p.claimer
 	pause := loop.Jitter(p.cfg.PollInterval, 0.1)
-	if len(got.Jobs) == 0 {
-		pause = max(pause, min(10*took, maxPoll))
+	if len(got.Jobs) > 0 {
+		c.took = took
+	} else {
+		pause = max(pause, min(10*min(took, c.empty), maxPoll))
+		c.empty = took
 	}
 	next := time.Now().Add(pause)
 	p.mu.Lock()
@@ -268,11 +273,10 @@ func (p *Pool) unknown(ctx context.Context, r *run) job.Write {
 		known, err := p.store.KnownKinds(ctx)
 		if err != nil {
 			p.log.Warn("can't tell which kinds other daemons have handlers for", zap.Error(err))
-			return back
 		}
-		c.known, c.knownAt = known, time.Now()
+		c.known, c.unsure, c.knownAt = known, err != nil, time.Now()
 	}
-	if slices.Contains(c.known, r.job.Kind) {
+	if c.unsure || slices.Contains(c.known, r.job.Kind) {
 		return back
 	}
 	known := slices.Concat(c.known, p.cfg.Handlers.Kinds())

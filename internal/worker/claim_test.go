@@ -109,7 +109,7 @@ func TestClaim_EmptyPollsTakeATenthOfTheTimeAtMost(t *testing.T) {
 	for _, tc := range []struct {
 		took time.Duration
 		max  int
-	}{{20 * time.Millisecond, 46}, {90 * time.Millisecond, 11}, {5 * time.Second, 3}} {
+	}{{20 * time.Millisecond, 47}, {90 * time.Millisecond, 12}, {5 * time.Second, 3}} {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMem()
 			m.onClaim = func(int) error { time.Sleep(tc.took); return nil }
@@ -121,6 +121,24 @@ func TestClaim_EmptyPollsTakeATenthOfTheTimeAtMost(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestClaim_OneSlowPollDoesNotDelayTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMem()
+		m.onClaim = func(n int) error {
+			if n%2 == 0 {
+				time.Sleep(100 * time.Millisecond)
+			}
+			return nil
+		}
+		p := start(t, m, handlers{}, 4)
+		time.Sleep(10 * time.Second)
+		p.halt()
+		if m.claims < 90 {
+			t.Errorf("got %d polls in 10 s, want one about each 100ms", m.claims)
+		}
+	})
 }
 
 func TestClaim_DueJobOfIdlePoolStartsWithinTheInterval(t *testing.T) {

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -24,7 +25,7 @@ const (
 type outbox struct {
 	writes  []job.Write
 	runs    []*run  // of the writes
-	lost    []*run  // ended without a write
+	lost    []*run  // ended with nothing to be written
 	settled []int64 // tokens of leases without unfinished jobs
 	closed  bool    // nothing follows
 }
@@ -77,11 +78,7 @@ func (p *Pool) finishLoop() {
 	var box outbox
 	for p.gather(&box) {
 		for _, r := range box.lost {
-			msg := "lease lost or job changed while it was running, its outcome is not written"
-			if r.started.IsZero() {
-				msg = "lease ran out before the job was started, it is not run here"
-			}
-			p.log.Warn(msg, r.fields()...)
+			p.log.Warn("lease lost or job changed while it was running, its outcome is not written", r.fields()...)
 			r.kind.rec.Ended(Ending{Outcome: LeaseLost})
 		}
 		f.settled = append(f.settled, box.settled...)
@@ -196,12 +193,14 @@ func passing(err error) bool {
 // after an outage it may still be the first to reach the row. A stop
 // gives up when all leases have surely run out, a hurried one at once.
 func (p *Pool) pause(d time.Duration, runs []*run) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-p.hurry:
+	if !p.worthwhile(runs) {
+		return false
 	}
+	time.Sleep(d)
+	return p.worthwhile(runs)
+}
+
+func (p *Pool) worthwhile(runs []*run) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.out.closed {
@@ -212,12 +211,8 @@ func (p *Pool) pause(d time.Duration, runs []*run) bool {
 		return false
 	default:
 	}
-	for _, r := range runs {
-		if time.Now().Before(r.lease.until.Add(p.margin())) {
-			return true
-		}
-	}
-	return false
+	now := time.Now()
+	return slices.ContainsFunc(runs, func(r *run) bool { return now.Before(r.lease.until.Add(p.margin())) })
 }
 
 // sent notes that counters and ended leases are written.

@@ -90,14 +90,14 @@ func (p *Pool) expire(now time.Time) (first time.Time) {
 			}
 			continue
 		}
-		ls.keep = true
+		ls.keep = true // what is running now ends without a write
 		p.drop(ls)
 	}
 	return first
 }
 
-// drop cancels the runs of a lost lease. Its jobs that wait are dropped when their turn
-// comes. p.mu is held.
+// drop cancels the runs of a lost lease. Its jobs that wait go back when their
+// turn comes. p.mu is held.
 func (p *Pool) drop(ls *lease) {
 	for _, s := range p.slots {
 		if s.run != nil && s.run.lease == ls {

@@ -305,8 +305,8 @@ func (p *Pool) waitExited(d time.Duration, skip <-chan struct{}) bool {
 	}
 }
 
-// end asks Run to stop; the first reason holds.
-func (p *Pool) end(r Reason) {
+// stopFor asks Run to stop; the first reason holds.
+func (p *Pool) stopFor(r Reason) {
 	select {
 	case p.stop <- r:
 	default:

@@ -75,11 +75,11 @@ func (p *Pool) next(s *slot) *run {
 			l.ready.Wait()
 			continue
 		}
-		// The process may have been stopped for any time since the claim.
+		// The process may have been stopped for any time since the claim. Without a
+		// proof nothing is started; handing back is safe, the token guards it.
 		now := time.Now()
 		if !now.Before(r.lease.until) {
-			r.lease.keep = true
-			p.lose(r)
+			p.put(job.Release(r.job), r)
 			continue
 		}
 		if x := r.job.ExpiresAt; !x.IsZero() && !r.now(now).Before(x) {
@@ -92,7 +92,7 @@ func (p *Pool) next(s *slot) *run {
 		r.deadline = now.Add(r.job.RunTimeout(r.policy))
 		s.arm(p, now, r.deadline)
 		if p.started++; p.started == p.max {
-			p.end(ReasonMaxJobs)
+			p.stopFor(ReasonMaxJobs)
 		}
 		if l.more && l.want(0) > 0 {
 			wake(p.wakeClaim)
@@ -179,6 +179,15 @@ func (s *slot) arm(p *Pool, now, at time.Time) {
 // watch is the timer of s: it ends a run that takes too long, and notes one
 // that goes on all the same.
 func (p *Pool) watch(s *slot) {
+	if r := p.check(s); r != nil {
+		p.cfg.Metrics.Count(HandlerOverdue, 1)
+		p.log.Warn("handler ignores its cancel, its place stays taken until it returns", append(r.fields(), zap.NamedError("cause", context.Cause(r)))...)
+	}
+}
+
+// check does what is due for the run of s, arms the timer for what comes next,
+// and returns the run if it has just become overdue.
+func (p *Pool) check(s *slot) *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.armed = time.Time{}
@@ -195,8 +204,9 @@ func (p *Pool) watch(s *slot) {
 		r.overdue = true
 		r.lease.overdue++
 		p.state.overdue++
-		p.cfg.Metrics.Count(HandlerOverdue, 1)
+		return r
 	}
+	return nil
 }
 
 // interrupt cancels the run of s, if any, with a cause; the first one holds.

@@ -178,6 +178,9 @@ func TestRun_HandlerThatIgnoresItsTimeoutKeepsItsPlaceAndLosesItsLease(t *testin
 		if got := p.State().Overdue; got != 1 {
 			t.Errorf("got %d overdue past the grace, want 1", got)
 		}
+		if got := p.logs.FilterMessageSnippet("ignores its cancel").Len(); got != 1 {
+			t.Errorf("got %d lines about it, want 1", got)
+		}
 		waits := m.add(1, "x")[0]
 		m.reap()
 		if got := m.get(stuck).state; got != job.Running {
@@ -247,10 +250,7 @@ func TestRun_LeaseIsCheckedBeforeEachStart(t *testing.T) {
 	if r == nil || r.job.ID != 3 {
 		t.Errorf("got job %v started, want 3, the one whose lease can be proven", r)
 	}
-	if got := len(p.out.lost); got != 2 {
-		t.Errorf("got %d jobs dropped, want 2", got)
-	}
-	if len(p.out.writes) != 0 || len(p.out.settled) != 0 || p.leases[1] != nil {
-		t.Errorf("got writes %v, settled leases %v, want neither: the reaper must find the jobs", p.out.writes, p.out.settled)
+	if len(p.out.writes) != 2 || !p.out.writes[0].Uncount || !p.out.writes[0].KeepDue {
+		t.Errorf("got writes %+v, want the others handed back uncounted", p.out.writes)
 	}
 }

@@ -142,8 +142,8 @@ type state struct {
 	overdue   int
 }
 
-// claimed notes how the last claim ended.
-func (p *Pool) claimed(err error) {
+// noteClaim notes how the last claim ended.
+func (p *Pool) noteClaim(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state.down = err
