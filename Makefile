@@ -9,6 +9,14 @@ TOOL := $(GO) tool -modfile=tools/go.mod
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+.PHONY: build
+build: ## build bin/queued
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/queued ./cmd/queued
+
+.PHONY: run
+run: build ## start the daemon on an embedded database in var/, with some jobs; Ctrl-C stops it
+	@examples/run.sh
+
 .PHONY: test
 test: ## install and start all that the tests need, run them, say what was covered (ARGS="-run X ./job": only these)
 	test/run.sh $(ARGS)
@@ -25,7 +33,7 @@ fmt: ## format the Go code
 	$(TOOL) golangci-lint fmt
 
 # Files that `make generate` writes.
-GENERATED := docs/configuration.md
+GENERATED := docs/configuration.md configs/queued.yaml
 
 .PHONY: generate
 generate: ## make the generated files again

@@ -81,8 +81,8 @@ func (a *app) jobsListCommand() *cobra.Command {
 			if err := table(a.Stdout, "ID QUEUE KIND STATE PRIORITY ATTEMPTS DUE ENDED KEY", rows); err != nil {
 				return err
 			}
-			if len(jobs) == f.Limit {
-				a.more(jobs[len(jobs)-1].ID)
+			if last := len(jobs) - 1; len(jobs) == f.Limit {
+				a.more(jobs[last].ID)
 			}
 			return nil
 		})
@@ -106,7 +106,11 @@ func checkPage(limit int, before int64) error {
 }
 
 // more says how to go on in a list that was cut.
-func (a *app) more(last int64) { fmt.Fprintf(a.Stderr, "there may be more: --before %d\n", last) }
+func (a *app) more(last int64) {
+	if last > 1 {
+		fmt.Fprintf(a.Stderr, "there may be more: --before %d\n", last)
+	}
+}
 
 func parseID(text string) (int64, error) {
 	id, err := strconv.ParseInt(text, 10, 64)

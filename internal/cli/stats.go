@@ -62,6 +62,9 @@ are alive. Counts stop at %d.`, store.StatsLimit),
 
 func (a *app) printStats(d store.Description, queues []store.QueueStats, daemons []store.Daemon) error {
 	fmt.Fprintf(a.Stdout, "%s, %s\nclaims with %s: %s\n\n", d.Server, d.Where, d.Claim, d.Why)
+	if len(queues) == 0 {
+		fmt.Fprintln(a.Stdout, "no jobs")
+	}
 	rows := make([][]string, len(queues))
 	for i, q := range queues {
 		rows[i] = []string{
@@ -69,8 +72,10 @@ func (a *app) printStats(d store.Description, queues []store.QueueStats, daemons
 			itoa(q.Done), itoa(q.Failed), itoa(q.Buried),
 		}
 	}
-	if err := table(a.Stdout, "QUEUE DUE SCHEDULED RUNNING DEAD OLDEST DONE/H FAILED/H DEAD/H", rows); err != nil {
-		return err
+	if len(rows) > 0 {
+		if err := table(a.Stdout, "QUEUE DUE SCHEDULED RUNNING DEAD OLDEST DONE/H FAILED/H DEAD/H", rows); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintln(a.Stdout)
 	if len(daemons) == 0 {

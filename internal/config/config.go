@@ -6,6 +6,9 @@
 // viper ends here: nothing else imports it.
 package config
 
+//go:generate sh -c "go run queued/cmd/queued config docs > ../../docs/configuration.md"
+//go:generate sh -c "go run queued/cmd/queued config docs --sample > ../../configs/queued.yaml"
+
 import (
 	"fmt"
 	"strings"
