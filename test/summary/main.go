@@ -294,11 +294,11 @@ func (r *report) table() (ok bool) {
 	}
 	fmt.Fprintln(r.out)
 	for _, row := range rows {
-		line := fmt.Sprintf("%-*s", width[0], row[0])
+		fmt.Fprintf(r.out, "%-*s", width[0], row[0])
 		for i, cell := range row[1:] {
-			line += fmt.Sprintf("  %*s", width[i+1], cell)
+			fmt.Fprintf(r.out, "  %*s", width[i+1], cell)
 		}
-		fmt.Fprintln(r.out, line)
+		fmt.Fprintln(r.out)
 	}
 	if len(r.skipped) > 0 {
 		fmt.Fprintln(r.out, "\nskipped:")
