@@ -239,7 +239,7 @@ func TestPool_StartStopStress(t *testing.T) {
 // TestPool_RandomTroubleLosesNothing lets two pools and a reaper work on jobs of
 // all kinds over a store that fails at random, before and after the effect.
 func TestPool_RandomTroubleLosesNothing(t *testing.T) {
-	for range 8 {
+	for range 5 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { randomTrouble(t, seed) })

@@ -74,7 +74,7 @@ func pool(t *testing.T, s worker.Store, owner int64, lease time.Duration, h hand
 	t.Helper()
 	p, err := worker.New(worker.Config{
 		Lanes: []worker.Lane{{Queue: "q", Workers: 8}}, Handlers: h, Owner: owner,
-		Lease: lease, Heartbeat: 100 * time.Millisecond, PollInterval: 10 * time.Millisecond,
+		Lease: lease, Heartbeat: 100 * time.Millisecond,
 	}, s)
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func state(t *testing.T, s store.Inspector, id int64) (job.State, int) {
 func TestSQLite_EveryJobOfThreePoolsEndsOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "queued.db")
 	s := open(t, file)
-	const n = 1000
+	const n = 300
 	ids := enqueue(t, s, n, "good")
 	bad := enqueue(t, s, 50, "bad")
 	ids = append(ids, enqueue(t, s, n, "good")...)
