@@ -346,11 +346,15 @@ func TestStore_ErrorsThatPassAreUnavailableAndTheConnectionIsNotUsedAgain(t *tes
 		for _, code := range []uint16{1290, 1792, 1836, 2006, 2013, 1053, 1040, 1317, 1047} {
 			before := connectionID(t, f.Store)
 			fault := f.inject(faultproxy.Rule{Contains: isTake, Times: 1, Do: faultproxy.SplitError(2, code, "", "no")})
-			_, err := claim(t, f.Store, 1)
+			// The server may still be undoing what the last connection left behind:
+			// its row is skipped until then.
+			var err error
+			for deadline := time.Now().Add(10 * time.Second); fault.Hits() == 0 && time.Now().Before(deadline); {
+				_, err = claim(t, f.Store, 1)
+			}
 			if !errors.Is(err, store.ErrUnavailable) {
 				t.Errorf("claim answered with %d: got %v, want ErrUnavailable", code, err)
 			}
-			equal(t, "faults met", fault.Hits(), 1)
 			if after := connectionID(t, f.Store); after == before {
 				t.Errorf("claim answered with %d: connection %d is used again", code, after)
 			}

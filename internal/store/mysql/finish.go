@@ -154,7 +154,7 @@ func (s *Store) setDone(b *strings.Builder, args []any, writes []job.Write, g gr
 				b.WriteString(", result = CASE id")
 			}
 			fmt.Fprintf(b, " WHEN %d THEN ?", w.ID)
-			args = append(args, w.Result)
+			args = append(args, job.Clean(w.Result, job.ResultLimit))
 		}
 	}
 	if cases > 0 {
@@ -224,7 +224,7 @@ func (s *Store) finishMixed(c *conn, v *server, f store.Finish, d degrade) ([]st
 	var b strings.Builder
 	b.WriteString("START TRANSACTION; ")
 	s.settle(&b, f.Settled)
-	fates, err := s.apply(c, v, &b, f.Writes, d)
+	fates, err := s.apply(c, v, b.String(), f.Writes, d, false)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +245,10 @@ const chunkBytes = 1 << 20
 // apply does the writes within the open transaction: it sends head and locks the
 // rows that are running under the writes' tokens, then writes for those. Each
 // statement carries the tokens all the same.
-func (s *Store) apply(c *conn, v *server, head *strings.Builder, writes []job.Write, d degrade) ([]store.Fate, error) {
+//
+// takeAway is the reaper's: rows that become ready lose the token, so that what the
+// worker writes late doesn't find it and take the reaper's write for its own.
+func (s *Store) apply(c *conn, v *server, head string, writes []job.Write, d degrade, takeAway bool) ([]store.Fate, error) {
 	fates := make([]store.Fate, len(writes))
 	ids := make([]int64, len(writes))
 	place := make(map[[2]int64]int, len(writes))
@@ -255,10 +258,13 @@ func (s *Store) apply(c *conn, v *server, head *strings.Builder, writes []job.Wr
 	}
 	slices.Sort(ids)
 	if len(ids) == 0 {
-		_, err := c.exec(strings.TrimSuffix(head.String(), "; "))
-		return fates, err
+		if head != "" {
+			if _, err := c.exec(head); err != nil {
+				return nil, err
+			}
+		}
+		return fates, nil
 	}
-	fmt.Fprintf(head, "SELECT id, token FROM %s WHERE id IN (%s) AND status = 'running' ORDER BY id FOR UPDATE", s.t.jobs, idList(ids))
 	var owned []int // places of the writes whose row is ours, by job id
 	if err := c.query(func(r row) error {
 		if i, ok := place[[2]int64{r.int(0), r.int(1)}]; ok {
@@ -266,7 +272,7 @@ func (s *Store) apply(c *conn, v *server, head *strings.Builder, writes []job.Wr
 			fates[i] = store.Recorded
 		}
 		return nil
-	}, head.String()); err != nil {
+	}, fmt.Sprintf("%sSELECT id, token FROM %s WHERE id IN (%s) AND status = 'running' ORDER BY id FOR UPDATE", head, s.t.jobs, idList(ids))); err != nil {
 		return nil, err
 	}
 	if len(owned) < len(writes) {
@@ -287,7 +293,7 @@ func (s *Store) apply(c *conn, v *server, head *strings.Builder, writes []job.Wr
 			size += 3*len(w.Error) + 2*len(w.Result) + 256
 			hi++
 		}
-		if err := s.applyChunk(c, v, writes, owned[lo:hi], fates, d); err != nil {
+		if err := s.applyChunk(c, v, writes, owned[lo:hi], fates, d, takeAway); err != nil {
 			return nil, err
 		}
 		lo = hi
@@ -295,7 +301,7 @@ func (s *Store) apply(c *conn, v *server, head *strings.Builder, writes []job.Wr
 	return fates, nil
 }
 
-func (s *Store) applyChunk(c *conn, v *server, writes []job.Write, owned []int, fates []store.Fate, d degrade) error {
+func (s *Store) applyChunk(c *conn, v *server, writes []job.Write, owned []int, fates []store.Fate, d degrade, takeAway bool) error {
 	var done, ready, dead, failed []int
 	for _, i := range owned {
 		w := &writes[i]
@@ -319,7 +325,7 @@ func (s *Store) applyChunk(c *conn, v *server, writes []job.Write, owned []int, 
 		args = s.setDone(&b, args, pickWrites(writes, done), g, d)
 	}
 	if len(ready) > 0 {
-		s.setReady(&b, v, writes, ready)
+		s.setReady(&b, v, writes, ready, takeAway)
 	}
 	if d == dropRows {
 		s.unbury(&b, v, writes, dead, fates)
@@ -357,7 +363,7 @@ func guard(b *strings.Builder, writes []job.Write, at []int) {
 	fmt.Fprintf(b, ") AND token IN (%s) AND status = 'running'", idList(tokens))
 }
 
-func (s *Store) setReady(b *strings.Builder, v *server, writes []job.Write, at []int) {
+func (s *Store) setReady(b *strings.Builder, v *server, writes []job.Write, at []int, takeAway bool) {
 	fmt.Fprintf(b, "UPDATE %s SET status = 'ready'%s, available_at = CASE id", s.t.jobs, v.pendingSet(true))
 	var uncount []int64
 	for _, p := range at {
@@ -374,6 +380,9 @@ func (s *Store) setReady(b *strings.Builder, v *server, writes []job.Write, at [
 	b.WriteString(" END")
 	if len(uncount) > 0 {
 		fmt.Fprintf(b, ", attempts = attempts - (attempts > 0 AND id IN (%s))", idList(uncount))
+	}
+	if takeAway {
+		b.WriteString(", token = 0")
 	}
 	guard(b, writes, at)
 	b.WriteString("; ")

@@ -3,7 +3,6 @@ package mysql
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"queued/internal/store"
@@ -63,7 +62,7 @@ func (s *Store) Reap(ctx context.Context, token int64, grace time.Duration, writ
 			if n[1] == 0 {
 				return job.ErrLeaseLost
 			}
-			if fates, err = s.apply(c, v, &strings.Builder{}, writes, d); err != nil {
+			if fates, err = s.apply(c, v, "", writes, d, true); err != nil {
 				return err
 			}
 			if _, err := c.exec("COMMIT"); err != nil {

@@ -29,17 +29,18 @@ type marks struct {
 	// A row that becomes visible behind a mark (its producer committed late) is
 	// found by a scan without marks, which comes every fullEvery.
 	nextFull time.Time
-	hot      bool // the last claim got all it asked for: more is surely there
-	spread   int  // CAS: width of the window, in batches, to keep claimers apart
-	clean    int  // claims in a row that lost nothing
+	lastCost time.Duration // of the last full scan
+	hot      bool          // the last claim got all it asked for: more is surely there
+	spread   int           // CAS: width of the window, in batches, to keep claimers apart
+	clean    int           // claims in a row that lost nothing
 }
 
 const (
 	fullEvery = time.Second
 	// An old snapshot can make the full scan expensive. Then it comes so seldom
 	// that it stays under 1 % of the polls, and the delay of late rows below fullAtMost.
-	fullCheap  = time.Millisecond
-	fullSeldom = 10 * time.Second
+	fullCheap  = 2 * time.Millisecond
+	fullSeldom = 6 * time.Second
 	fullAtMost = 30 * time.Second
 	// markLag is how far a drained arm is searched behind the server's time:
 	// producers' NOW() cuts off the milliseconds, and a commit takes its time.
@@ -219,10 +220,12 @@ func (s *Store) learn(sc *scan, picked []candidate, won int, err error) {
 		return
 	}
 	if sc.full {
-		every := fullEvery
-		if sc.cost > fullCheap {
-			every = min(max(1000*sc.cost, fullSeldom), fullAtMost)
+		// The cheaper of the last two: one slow answer says nothing.
+		every, cost := fullEvery, min(sc.cost, m.lastCost)
+		if cost > fullCheap {
+			every = min(max(1000*cost, fullSeldom), fullAtMost)
 		}
+		m.lastCost = sc.cost
 		m.nextFull = time.Now().Add(every)
 	}
 	m.hot = false
