@@ -239,16 +239,17 @@ func (r *report) end(p *pkg, e event) {
 	fmt.Fprintf(r.out, "%-4s  %-28s %7.1fs  %s\n", word, p.name, e.Elapsed, p.total)
 }
 
-// column finds the database in a test's name. What stands in a store's own package
-// without naming a server counts for that store if it has only one.
+// column finds the database in a test's name: a part that is a server's name, as in
+// TestX/mysql97/y or TestMySQL97/y, or the word SQLite, or the store's own package.
 func column(pkg, test string) string {
-	for part := range strings.SplitSeq(test, "/") {
+	for part := range strings.SplitSeq(strings.ToLower(test), "/") {
 		part, _, _ = strings.Cut(part, "#") // the mark of a repeated name
+		part = strings.TrimPrefix(part, "test")
 		if part != other && slices.Contains(columns, part) {
 			return part
 		}
 	}
-	if strings.HasSuffix(pkg, "store/sqlite") {
+	if strings.Contains(test, "SQLite") || strings.HasSuffix(pkg, "store/sqlite") {
 		return "sqlite"
 	}
 	return other

@@ -134,3 +134,21 @@ func TestSummary_SkippedTestsAreNamedWithTheirReason(t *testing.T) {
 		t.Errorf("got %v\n%s\nwant true and at the end %q", ok, got, want)
 	}
 }
+
+func TestColumn_IsTheServerInTheTestsName(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ pkg, test, want string }{
+		{"internal/store/mysql", "TestPlan/mysql56", "mysql56"},
+		{"internal/store/mysql", "TestPlan/mysql56#01/x", "mysql56"},
+		{"internal/store/mysql", "TestMariaDB1011/Claim_x", "mariadb1011"},
+		{"internal/store/mysql", "TestMySQL97", "mysql97"},
+		{"internal/store/mysql", "TestParseVersion", "other"},
+		{"internal/store/sqlite", "TestStore/Claim_x", "sqlite"},
+		{"internal/enqueue", "TestInsert_SQLiteWrites", "sqlite"},
+		{"internal/cli", "TestScript/other", "other"},
+	} {
+		if got := column(tt.pkg, tt.test); got != tt.want {
+			t.Errorf("%s %s: got %s, want %s", tt.pkg, tt.test, got, tt.want)
+		}
+	}
+}
