@@ -124,7 +124,7 @@ func (l *loader) checkKinds() {
 			l.violate(at+"handler", "", "must be set: log or exec")
 		case k.Handler == HandlerExec && len(k.Exec.Command) == 0:
 			l.violate(at+"command", "", "must be set: the program and its arguments, as a list")
-		case k.Handler != HandlerExec:
+		case k.Handler == HandlerLog || k.Handler == HandlerGo:
 			for _, o := range kindOptions {
 				if given[o.key] && strings.HasPrefix(o.text, "exec: ") {
 					l.violate(at+o.key, "", "is for handler: exec only")

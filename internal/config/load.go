@@ -54,17 +54,29 @@ var (
 
 // Load reads and checks a configuration. The error is an *Error.
 func Load(from Sources) (*Config, Origins, error) {
-	l := &loader{from: from, origins: Origins{}, env: variables(from.Environ)}
+	l := &loader{from: from, env: variables(from.Environ), origins: Origins{}}
+	var data []byte
+	if from.File != "" {
+		var err error
+		if data, err = readFile(l.absolute(from.File)); err != nil {
+			l.violate(from.File, "", "can't be read: "+reason(err))
+		}
+	}
+	return l.load(data)
+}
+
+// load is Load with the text of the file.
+func (l *loader) load(data []byte) (*Config, Origins, error) {
 	v := viper.New()
 	for _, o := range options {
 		if o.def != "" {
 			v.SetDefault(o.key, o.def)
 		}
 	}
-	l.file(v)
+	l.file(v, data)
 	l.environment(v)
-	for _, key := range slices.Sorted(maps.Keys(from.Flags)) {
-		v.Set(key, from.Flags[key])
+	for _, key := range slices.Sorted(maps.Keys(l.from.Flags)) {
+		v.Set(key, l.from.Flags[key])
 		l.origins[key] = flagOf(key)
 	}
 	if len(l.bad) == 0 { // a broken file would make a second list of errors out of the first
@@ -107,24 +119,8 @@ func (l *loader) lineOf(line int) string {
 
 // ---- the file
 
-func (l *loader) file(v *viper.Viper) {
-	if l.from.File == "" {
-		return
-	}
-	name := l.from.File
-	if !filepath.IsAbs(name) {
-		name = filepath.Join(l.from.Dir, name)
-	}
-	data, err := readFile(name)
-	if err != nil {
-		l.violate(l.from.File, "", "can't be read: "+reason(err))
-		return
-	}
-	l.parse(v, data)
-}
-
-// parse reads the text of the file into v and refuses keys that are no options.
-func (l *loader) parse(v *viper.Viper, data []byte) {
+// file reads the text of the file into v and refuses keys that are no options.
+func (l *loader) file(v *viper.Viper, data []byte) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, next yaml.Node
 	err := dec.Decode(&doc)
@@ -132,6 +128,13 @@ func (l *loader) parse(v *viper.Viper, data []byte) {
 		return // empty
 	}
 	if err == nil {
+		switch root := doc.Content[0]; {
+		case root.Tag == "!!null":
+			return
+		case root.Kind != yaml.MappingNode:
+			l.violate(l.from.File, "", "must be sections and keys, such as \"log: {level: info}\"")
+			return
+		}
 		if err = dec.Decode(&next); err == nil {
 			err = errors.New("must have one document only")
 		} else if errors.Is(err, io.EOF) {
@@ -148,22 +151,9 @@ func (l *loader) parse(v *viper.Viper, data []byte) {
 		return
 	}
 	l.lines = map[string]int{}
-	if root := doc.Content[0]; root.Kind == yaml.MappingNode {
-		l.walk(root, "", "", append(keys(options), listKeys("queues", queueOptions, "kinds", kindOptions)...))
-	} else if root.Tag != "!!null" {
-		l.violate(l.from.File, "", "must be sections and keys, such as \"log: {level: info}\"")
-	}
-}
-
-func listKeys(queues string, q []option[Queue], kinds string, k []option[Kind]) []string {
-	list := []string{queues, kinds}
-	for _, o := range q {
-		list = append(list, keyOf(queues, o.key))
-	}
-	for _, o := range k {
-		list = append(list, keyOf(kinds, o.key))
-	}
-	return list
+	known := append([]string{"queues", "kinds"}, keys("", options)...)
+	known = append(known, keys("queues", queueOptions)...)
+	l.walk(doc.Content[0], "", "", append(known, keys("kinds", kindOptions)...))
 }
 
 // walk notes the line of every key below the mapping n and refuses those that are
@@ -188,7 +178,16 @@ func (l *loader) walk(n *yaml.Node, path, pattern string, known []string) {
 		}
 		at, pat := join(path, k.Value), join(pattern, k.Value)
 		isKey, isSection := slices.Contains(known, pat), slices.ContainsFunc(known, func(o string) bool { return strings.HasPrefix(o, pat+".") })
-		if strings.Contains(k.Value, ".") || !isKey && !isSection || seen[k.Value] {
+		switch {
+		case strings.Contains(k.Value, "."):
+			l.lines[at] = k.Line
+			l.violate(at, "", "must stand in its section, not with dots in the key")
+			continue
+		case seen[k.Value]:
+			l.lines[at] = k.Line
+			l.violate(at, "", "is there twice")
+			continue
+		case !isKey && !isSection:
 			l.unknown(at, pat, k.Line, known)
 			continue
 		}
@@ -255,10 +254,8 @@ func (l *loader) unknown(path, pattern string, line int, known []string) {
 			}
 		}
 	}
-	if near != "" && near != pattern {
+	if near != "" {
 		rule += "; did you mean " + near + "?"
-	} else if near == pattern {
-		rule = "is there twice"
 	}
 	l.lines[path] = line
 	l.violate(path, "", rule)
@@ -446,6 +443,13 @@ func reason(err error) string {
 	return err.Error()
 }
 
+func (l *loader) absolute(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(l.from.Dir, path)
+}
+
 // resolve makes the path of an option absolute.
 func (l *loader) resolve(key, path string) string {
 	if path == "" || filepath.IsAbs(path) {
@@ -459,11 +463,7 @@ func (l *loader) base(key string) string {
 	if !strings.Contains(key, "[") && (l.lines[key] == 0 || l.origins[key] != l.lineOf(l.lines[key])) {
 		return l.from.Dir
 	}
-	file := l.from.File
-	if !filepath.IsAbs(file) {
-		file = filepath.Join(l.from.Dir, file)
-	}
-	return filepath.Dir(file)
+	return filepath.Dir(l.absolute(l.from.File))
 }
 
 // paths makes all paths absolute.

@@ -354,10 +354,11 @@ func anyOutside[T any, V int | float64 | time.Duration | Size](o *option[T], lis
 	return ""
 }
 
-func keys[T any](table []option[T]) []string {
-	list := make([]string, len(table))
+// keys lists the keys of a table, below the name of its list.
+func keys[T any](list string, table []option[T]) []string {
+	all := make([]string, len(table))
 	for i, o := range table {
-		list[i] = o.key
+		all[i] = keyOf(list, o.key)
 	}
-	return list
+	return all
 }

@@ -38,11 +38,14 @@ func ParseDuration(text string) (time.Duration, error) {
 		return 0, errDuration
 	}
 	total := sign * (days*24*float64(time.Hour) + float64(d))
-	if math.Abs(total) > float64(math.MaxInt64/2) {
-		return 0, fmt.Errorf("must be less than %s", FormatDuration(math.MaxInt64/2))
+	if math.Abs(total) > float64(maxDuration) {
+		return 0, fmt.Errorf("must not be longer than %s", FormatDuration(maxDuration))
 	}
 	return time.Duration(sign) * (time.Duration(days*24*float64(time.Hour)) + d), nil
 }
+
+// maxDuration is far from where a time.Duration overflows.
+const maxDuration = 100 * 365 * 24 * time.Hour
 
 var (
 	daysRule    = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
