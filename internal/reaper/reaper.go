@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -152,10 +153,7 @@ func (r *Reaper) State() State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.state
-	s.Retained = make(map[store.Retained]time.Time, len(r.state.Retained))
-	for what, at := range r.state.Retained {
-		s.Retained[what] = at
-	}
+	s.Retained = maps.Clone(s.Retained)
 	return s
 }
 

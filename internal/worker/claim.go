@@ -220,7 +220,7 @@ func (p *Pool) admit(ctx context.Context, got store.Claimed, began time.Time) {
 			refused.add(job.Refuse(j, job.ReasonMaxAttempts,
 				fmt.Sprintf("attempt %d of at most %d is not run", j.Attempt, j.AttemptLimit(r.policy))), r)
 		default:
-			r.Context, r.cancel = context.WithCancelCause(p.base)
+			r.setContext(p.base)
 			runs = append(runs, r)
 		}
 	}

@@ -196,7 +196,7 @@ func (p *Pool) pause(d time.Duration, runs []*run) bool {
 	if !p.worthwhile(runs) {
 		return false
 	}
-	time.Sleep(d)
+	loop.Sleep(p.base, d, nil)
 	return p.worthwhile(runs)
 }
 

@@ -248,7 +248,7 @@ func TestPool_RandomTroubleLosesNothing(t *testing.T) {
 }
 
 func randomTrouble(t *testing.T, seed uint64) {
-	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(seed, 0))
 	var mu sync.Mutex
 	chance := func(p float64) bool {
 		mu.Lock()

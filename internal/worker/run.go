@@ -33,6 +33,12 @@ type run struct {
 	overdue bool          // its handler ignores the cancel
 }
 
+// setContext makes r a context. Its deadline is set when it starts, and kept by the
+// timer of its slot: a timer for each run would cost as much as all the rest of it.
+func (r *run) setContext(base context.Context) {
+	r.Context, r.cancel = context.WithCancelCause(base)
+}
+
 // Deadline is when the run times out.
 func (r *run) Deadline() (time.Time, bool) { return r.deadline, true }
 

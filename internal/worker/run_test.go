@@ -26,7 +26,7 @@ func TestRun_OutcomesAreWritten(t *testing.T) {
 		"permanent":    {func(context.Context, *job.Job) error { return job.Permanent(errBroken) }, job.Dead, 1, "it broke", store.Count{Failed: 1, Dead: 1}},
 		"snooze":       {func(context.Context, *job.Job) error { return job.Snooze(time.Hour) }, job.Ready, 0, "", store.Count{}},
 		"panic":        {func(context.Context, *job.Job) error { panic("boom") }, job.Ready, 1, "panic: boom\n\ngoroutine", store.Count{Failed: 1}},
-		"panic nil":    {func(context.Context, *job.Job) error { panic(nil) }, job.Ready, 1, "panic: ", store.Count{Failed: 1}}, //nolint:govet // the case
+		"panic nil":    {func(context.Context, *job.Job) error { panic(nil) }, job.Ready, 1, "panic: ", store.Count{Failed: 1}},
 		"panic error":  {func(context.Context, *job.Job) error { panic(job.Permanent(errBroken)) }, job.Ready, 1, "panic: it broke", store.Count{Failed: 1}},
 		"goexit":       {func(context.Context, *job.Job) error { runtime.Goexit(); return nil }, job.Ready, 1, "handler called runtime.Goexit", store.Count{Failed: 1}},
 		"empty error":  {func(context.Context, *job.Job) error { return errors.New("") }, job.Ready, 1, "failed without a message", store.Count{Failed: 1}},
