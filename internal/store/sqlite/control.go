@@ -9,10 +9,13 @@ import (
 	"queued/job"
 )
 
-// RetryJob makes a job due now; see store.Controller.
+// RetryJob makes a job due now; see store.Controller. One that was cancelled while it
+// ran loses the token, so that what its worker writes does not look like the
+// repeat of something recorded.
 func (s *Store) RetryJob(ctx context.Context, id int64) error {
 	return s.changeJob(ctx, "retry", id, `status = 'ready', finished_at = NULL,
 attempts = CASE status WHEN 'cancelled' THEN 0 ELSE attempts END,
+token = CASE status WHEN 'cancelled' THEN 0 ELSE token END,
 available_at = CASE status WHEN 'cancelled' THEN ?2 ELSE min(available_at, ?2) END`, job.Ready, job.Cancelled)
 }
 

@@ -201,6 +201,12 @@ var timeColumns = map[string][]string{
 // anew, since it may remember up to which due time it has claimed all jobs.
 func (f *fixture) advance(d time.Duration) {
 	f.t.Helper()
+	f.shift(d)
+	f.Store = f.reopen()
+}
+
+func (f *fixture) shift(d time.Duration) {
+	f.t.Helper()
 	for table, columns := range timeColumns {
 		var set []string
 		for _, c := range columns {
@@ -216,7 +222,6 @@ func (f *fixture) advance(d time.Duration) {
 		}
 		f.exec("UPDATE " + table + " SET " + strings.Join(set, ", ") + order)
 	}
-	f.Store = f.reopen()
 }
 
 // enqueue puts jobs in through the store and returns their ids.
