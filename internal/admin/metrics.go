@@ -172,7 +172,7 @@ func label(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // recorder has everything at hand that a run counts: no label is looked up then.
 type recorder struct {
-	outcomes [16]prometheus.Counter
+	outcomes []prometheus.Counter // by worker.Outcome
 	run      prometheus.Observer
 	wait     prometheus.Observer
 }
@@ -184,7 +184,7 @@ func (m *Metrics) Kind(queue, kind string) worker.Recorder {
 	}
 	r := &recorder{run: m.runSeconds.WithLabelValues(label(queue)), wait: m.wait.WithLabelValues(label(queue))}
 	for _, o := range worker.Outcomes() {
-		r.outcomes[o] = m.runs.WithLabelValues(label(queue), label(kind), o.String())
+		r.outcomes = append(r.outcomes, m.runs.WithLabelValues(label(queue), label(kind), o.String()))
 	}
 	return r
 }

@@ -167,7 +167,7 @@ Exit codes:
 	f.StringVar(&a.database, "database", "", "`FILE` with the embedded database [database.path]")
 	root.AddCommand(
 		a.runCommand(), a.enqueueCommand(), a.jobsCommand(), a.deadCommand(), a.statsCommand(), a.healthCommand(),
-		a.migrateCommand(), a.configCommand(), a.versionCommand(),
+		a.migrateCommand(), a.configCommand(), a.benchCommand(), a.versionCommand(),
 		&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: "Exit codes of all commands:\n\n" + exitCodes},
 	)
 	return root
