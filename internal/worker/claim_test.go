@@ -330,6 +330,18 @@ func TestMaxJobs_NeverStartsMore(t *testing.T) {
 	}
 }
 
+func TestMaxJobs_OthersThatRunAreAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMem()
+		m.add(20, "slow")
+		p := start(t, m, handlers{"slow": sleeps(20 * time.Second)}, 10, func(c *Config) { c.MaxJobs = 10 })
+		<-p.reason
+		if got := m.states(); got[job.Done] != 10 || got[job.Ready] != 10 || m.held() != 0 {
+			t.Errorf("got %v, %d leases, want 10 done, 10 ready, none", got, m.held())
+		}
+	})
+}
+
 func TestMaxJobs_SpreadTakesOffOnly(t *testing.T) {
 	for range 100 {
 		p, err := New(Config{Lanes: []Lane{{"q", 1}}, Handlers: handlers{}, Owner: 1, MaxJobs: 100, MaxJobsSpread: 0.2}, newMem())

@@ -160,6 +160,7 @@ func (p *Pool) record(writes []job.Write, runs []*run) {
 		case conflict && conflicts <= maxConflicts, passing(err):
 			f.outage.Failed(err)
 			if !p.pause(f.backoff.Next(), runs) {
+				p.sent() // what is pending is given up as well
 				p.unrecorded(writes, runs, err)
 				return
 			}
@@ -215,7 +216,7 @@ func (p *Pool) worthwhile(runs []*run) bool {
 	return slices.ContainsFunc(runs, func(r *run) bool { return now.Before(r.lease.until.Add(p.margin())) })
 }
 
-// sent notes that counters and ended leases are written.
+// sent forgets the counters and ended leases that were pending.
 func (p *Pool) sent() {
 	f := &p.finisher
 	for _, k := range f.counted {

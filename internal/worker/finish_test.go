@@ -183,6 +183,26 @@ func TestFinish_HurriedStopDoesNotWaitForTheDatabase(t *testing.T) {
 	})
 }
 
+func TestFinish_StopDoesNotWaitForCounters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMem()
+		m.onFinish = func(n int, _ store.Finish) error {
+			if n > 1 {
+				return store.ErrUnavailable
+			}
+			return nil
+		}
+		m.add(1, "x")
+		p := start(t, m, handlers{"x": sleeps(0)}, 1)
+		time.Sleep(100 * time.Millisecond)
+		began := time.Now()
+		p.halt()
+		if took := time.Since(began); took > 2*time.Second || m.finishes > 3 {
+			t.Errorf("got stopped after %s and %d writes, want at once", took, m.finishes)
+		}
+	})
+}
+
 func TestFinish_RefusedOutcomeIsIsolated(t *testing.T) {
 	for name, kind := range map[string]error{"data": store.ErrData, "conflict": store.ErrConflict, "other": errBroken} {
 		t.Run(name, func(t *testing.T) {
