@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -227,8 +229,11 @@ func (l *lockedBuffer) String() string {
 func (p *place) start(t *testing.T, s settings, args ...string) *daemon {
 	t.Helper()
 	script := filepath.Join(p.dir, "work.sh")
-	if err := os.WriteFile(script, fmt.Appendf(nil, noteScript, s.script), 0o600); err != nil {
-		t.Fatal(err)
+	// Written once: a shell of an earlier daemon may be reading it.
+	if _, err := os.Stat(script); errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(script, fmt.Appendf(nil, noteScript, s.script), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	config := filepath.Join(p.dir, "queued.yaml")
 	text := fmt.Sprintf(`database:
