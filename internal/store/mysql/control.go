@@ -7,14 +7,16 @@ import (
 	"queued/internal/store"
 )
 
-// RetryJob makes a job due now; see store.Controller.
+// RetryJob makes a job due now; see store.Controller. One that was cancelled while it
+// ran loses the token, so that what its worker writes does not look like the
+// repeat of something recorded.
 func (s *Store) RetryJob(ctx context.Context, id int64) error {
 	v, err := s.probe(ctx)
 	if err != nil {
 		return fmt.Errorf("retry job %d: %w", id, err)
 	}
 	return s.changeJob(ctx, "retry", id,
-		"attempts = CASE status WHEN 'cancelled' THEN 0 ELSE attempts END, available_at = CASE status WHEN 'cancelled' THEN NOW(3) ELSE LEAST(available_at, NOW(3)) END, finished_at = '1970-01-02 00:00:00', status = 'ready'"+v.pendingSet(true),
+		"attempts = CASE status WHEN 'cancelled' THEN 0 ELSE attempts END, token = CASE status WHEN 'cancelled' THEN 0 ELSE token END, available_at = CASE status WHEN 'cancelled' THEN NOW(3) ELSE LEAST(available_at, NOW(3)) END, finished_at = '1970-01-02 00:00:00', status = 'ready'"+v.pendingSet(true),
 		"status IN ('ready', 'cancelled')")
 }
 

@@ -52,17 +52,20 @@ type mdead struct {
 	replayed bool
 }
 
-var fewChecks = sync.OnceFunc(func() {
-	// rapid's 100 are for checks in memory. Whoever asks for more gets them.
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
-	if f := flag.Lookup("rapid.checks"); f != nil && !given {
-		_ = f.Value.Set("20") // a number it takes
+// rapid's own defaults are for checks in memory: 100 of them, and a file in testdata
+// for each failure, where the seed does that is in the output. Flags that are given stay.
+var setRapid = sync.OnceFunc(func() {
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": "20", "rapid.nofailfile": "true"} {
+		if !given[name] {
+			_ = flag.Set(name, value) // both exist and take the value
+		}
 	}
 })
 
 func modelAgrees(t *testing.T, f *fixture) {
-	fewChecks()
+	setRapid()
 	rapid.Check(t, func(rt *rapid.T) {
 		for _, table := range slices.Sorted(maps.Keys(timeColumns)) {
 			f.exec("DELETE FROM " + table)
