@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 
@@ -67,20 +66,18 @@ OR ?3 = 'dead' AND EXISTS (SELECT 1 FROM dead_jobs WHERE job_id = ?1 AND token =
 // takeAway is the reaper's: rows that become ready lose the token, so that what the
 // late worker writes does not look like the repeat of something recorded.
 func apply(t *tx, writes []job.Write, takeAway bool) ([]store.Fate, error) {
-	p := &prepared{tx: t}
-	defer p.close()
 	fates := make([]store.Fate, len(writes))
 	for i := range writes {
 		w := &writes[i]
 		var err error
-		if fates[i], err = applyOne(t, p, w, takeAway); err != nil {
+		if fates[i], err = applyOne(t, w, takeAway); err != nil {
 			return nil, fmt.Errorf("job %d: %w", w.ID, err)
 		}
 	}
 	return fates, nil
 }
 
-func applyOne(t *tx, p *prepared, w *job.Write, takeAway bool) (store.Fate, error) {
+func applyOne(t *tx, w *job.Write, takeAway bool) (store.Fate, error) {
 	fate := store.Recorded
 	var n int64
 	var err error
@@ -90,21 +87,21 @@ func applyOne(t *tx, p *prepared, w *job.Write, takeAway bool) (store.Fate, erro
 		if w.Result != "" {
 			result = job.Clean(w.Result, job.ResultLimit)
 		}
-		n, err = p.exec(doneSQL, w.ID, w.Token, t.now, result)
+		n, err = t.exec(doneSQL, w.ID, w.Token, t.now, result)
 	case job.Ready:
 		var due any
 		if !w.KeepDue {
 			due = t.now + millis(w.Delay)
 		}
-		n, err = p.exec(readySQL, w.ID, w.Token, due, w.Uncount, takeAway)
+		n, err = t.exec(readySQL, w.ID, w.Token, due, w.Uncount, takeAway)
 	case job.Dead:
-		n, err = p.exec(burySQL, w.ID, w.Token, w.JobKey, w.Reason, job.Clean(w.Error, job.ErrorLimit), t.now)
+		n, err = t.exec(burySQL, w.ID, w.Token, w.JobKey, w.Reason, job.Clean(w.Error, job.ErrorLimit), t.now)
 		switch {
 		case refused(err):
 			fate = store.NotBuried
-			n, err = p.exec(unburySQL, w.ID, w.Token, t.now+millis(store.UnburiedDelay), job.MaxMaxAttempts)
+			n, err = t.exec(unburySQL, w.ID, w.Token, t.now+millis(store.UnburiedDelay), job.MaxMaxAttempts)
 		case err == nil && n > 0:
-			n, err = p.exec(buriedSQL, w.ID, w.Token)
+			n, err = t.exec(buriedSQL, w.ID, w.Token)
 		}
 	case job.Running, job.Cancelled:
 		return 0, fmt.Errorf("a run can't end in state %s", w.To)
@@ -127,7 +124,7 @@ func applyOne(t *tx, p *prepared, w *job.Write, takeAway bool) (store.Fate, erro
 		return store.LeaseLost, nil
 	}
 	if w.Failed() {
-		if _, err := p.exec(failedSQL, w.ID, w.JobKey, w.Attempt, job.Clean(w.Error, job.ErrorLimit), t.now); err != nil && !refused(err) {
+		if _, err := t.exec(failedSQL, w.ID, w.JobKey, w.Attempt, job.Clean(w.Error, job.ErrorLimit), t.now); err != nil && !refused(err) {
 			return 0, err
 		}
 	}
@@ -139,37 +136,4 @@ func applyOne(t *tx, p *prepared, w *job.Write, takeAway bool) (store.Fate, erro
 func refused(err error) bool {
 	kind := kindOf(err)
 	return errors.Is(kind, store.ErrData) || errors.Is(kind, store.ErrSchema) || errors.Is(kind, store.ErrDuplicate) || errors.Is(kind, store.ErrDenied)
-}
-
-// prepared keeps the statements of a batch.
-type prepared struct {
-	tx    *tx
-	stmts map[string]*sql.Stmt
-}
-
-func (p *prepared) exec(query string, args ...any) (int64, error) {
-	st := p.stmts[query]
-	if st == nil {
-		var err error
-		if st, err = p.tx.PrepareContext(p.tx.ctx, query); err != nil {
-			return 0, err
-		}
-		if p.stmts == nil {
-			p.stmts = map[string]*sql.Stmt{}
-		}
-		p.stmts[query] = st
-	}
-	// Without a context, which would cost a goroutine per row: a statement by primary
-	// key waits for nothing, and the transaction has its context.
-	res, err := st.Exec(args...) //nolint:noctx // see above
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
-
-func (p *prepared) close() {
-	for _, st := range p.stmts {
-		_ = st.Close() // of a statement that has run
-	}
 }

@@ -10,7 +10,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,21 +34,17 @@ type Options struct {
 type Store struct {
 	path  string
 	opts  Options
-	db    *sql.DB // writes, one connection
-	lease *sql.DB // Leaser and Registrar, so that a heartbeat waits for no one but the lock's holder
-	reads *sql.DB
+	db    *pool // writes, one connection
+	lease *pool // Leaser and Registrar, so that a heartbeat waits for no one but the lock's holder
+	reads *pool
 	meter store.Meter
 
 	// turn is held while one of this process's connections writes. SQLite's own
 	// lock makes waiters poll, and whoever polls while others take turns starves;
 	// a channel serves its waiters in order.
-	turn chan struct{}
-	// rest is when this process may write again, guarded by turn: it leaves the lock
-	// free for a part of the time for which it had it. Others who wait for the lock
-	// look for it every now and then, and would not find it free between two
-	// transactions that follow each other closely.
-	rest time.Time
-	hot  hotQueue
+	turn   chan struct{}
+	breath breath // guarded by turn
+	hot    hotQueue
 }
 
 var _ store.Store = (*Store)(nil)
@@ -64,8 +59,6 @@ const (
 	checkpointPages = 4096
 	walSizeLimit    = 16 << 20
 	cacheKiB        = 4 << 10 // of one connection
-
-	restShare = 8
 )
 
 // Open opens the file, which is created (0600) if need be; its directory must
@@ -85,15 +78,13 @@ func Open(path string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open sqlite store %s: %w", abs, err)
 	}
 	s := &Store{path: abs, opts: o, turn: make(chan struct{}, 1)}
-	for _, pool := range []struct {
-		db    **sql.DB
+	for _, p := range []struct {
+		pool  **pool
 		conns int
 	}{{&s.db, 1}, {&s.lease, 2}, {&s.reads, readConns}} {
-		if *pool.db, err = sql.Open("sqlite", dsn(abs)); err != nil {
+		if *p.pool, err = newPool(abs, p.conns); err != nil {
 			return nil, fmt.Errorf("open sqlite store %s: %w", abs, err)
 		}
-		(*pool.db).SetMaxOpenConns(pool.conns)
-		(*pool.db).SetMaxIdleConns(pool.conns)
 	}
 	return s, nil
 }

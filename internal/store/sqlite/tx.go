@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -13,14 +12,17 @@ import (
 
 // tx is one transaction. now is the store's clock, the same for all of it.
 type tx struct {
-	*sql.Tx
+	*conn
 	ctx context.Context
 	now int64 // milliseconds since 1970
 }
 
 // write runs fn in a transaction that has the write lock. It is repeated while
 // another process holds that lock, so fn must not keep anything from an earlier try.
-func (s *Store) write(ctx context.Context, op string, db *sql.DB, fn func(*tx) error) error {
+//
+// The caller's cancel and the operation timeout end the wait for the lock. What
+// comes behind is short and runs to its end, so that no answer is ever lost.
+func (s *Store) write(ctx context.Context, op string, p *pool, fn func(*tx) error) error {
 	return s.do(ctx, op, func(ctx context.Context) error {
 		select {
 		case s.turn <- struct{}{}:
@@ -28,26 +30,32 @@ func (s *Store) write(ctx context.Context, op string, db *sql.DB, fn func(*tx) e
 			return &lockError{ctx.Err()}
 		}
 		defer func() { <-s.turn }()
-		if !sleep(ctx, time.Until(s.rest)) {
+		if !s.breath.take(ctx) {
 			return &lockError{ctx.Err()}
 		}
-		var begun time.Time
-		err := s.inTx(ctx, db, nil, func(t *tx) error {
-			begun = time.Now()
-			return fn(t)
+		return s.inTx(ctx, p, "BEGIN IMMEDIATE", func(t *tx) error {
+			t.ctx = context.WithoutCancel(ctx)
+			begun := time.Now()
+			defer func() { s.breath.held(begun) }()
+			if err := fn(t); err != nil {
+				return err
+			}
+			_, err := t.exec("COMMIT")
+			return err
 		})
-		if !begun.IsZero() {
-			end := time.Now()
-			s.rest = end.Add(end.Sub(begun) / restShare)
-		}
-		return err
 	})
 }
 
 // read runs fn in a transaction that sees one state of the database.
-func (s *Store) read(ctx context.Context, op string, db *sql.DB, fn func(*tx) error) error {
+func (s *Store) read(ctx context.Context, op string, p *pool, fn func(*tx) error) error {
 	return s.do(ctx, op, func(ctx context.Context) error {
-		return s.inTx(ctx, db, &sql.TxOptions{ReadOnly: true}, fn)
+		return s.inTx(ctx, p, "BEGIN", func(t *tx) error {
+			if err := fn(t); err != nil {
+				return err
+			}
+			_, err := t.exec("COMMIT")
+			return err
+		})
 	})
 }
 
@@ -77,7 +85,7 @@ func (s *Store) do(parent context.Context, op string, fn func(context.Context) e
 // sleep waits for d and reports whether ctx is still alive.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
-		return true
+		return ctx.Err() == nil
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -89,27 +97,75 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (s *Store) inTx(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(*tx) error) error {
-	stx, err := db.BeginTx(ctx, o)
-	if isContext(err) {
-		return &lockError{err}
+// breath leaves the lock free for a part of the time for which this process has
+// it. Others who wait for the lock look for it every now and then, and would hardly
+// ever find it free between transactions that follow each other closely.
+type breath struct {
+	owed  time.Duration
+	freed time.Time // when the lock was last given back
+}
+
+const (
+	breathShare = 8                    // of the time that the lock is held, one part in so many
+	breathLeast = 2 * time.Millisecond // a shorter pause would take longer than it says
+)
+
+// held notes that the lock was held from begun until now.
+func (b *breath) held(begun time.Time) {
+	b.freed = time.Now()
+	b.owed += b.freed.Sub(begun) / breathShare
+}
+
+// take waits if a pause is due, and reports whether ctx is still alive.
+func (b *breath) take(ctx context.Context) bool {
+	if b.owed -= time.Since(b.freed); b.owed < 0 {
+		b.owed = 0
 	}
+	if b.owed < breathLeast {
+		return ctx.Err() == nil
+	}
+	d := b.owed
+	b.owed = 0
+	return sleep(ctx, d)
+}
+
+// inTx runs fn, which commits, on a connection of p behind begin.
+func (s *Store) inTx(ctx context.Context, p *pool, begin string, fn func(*tx) error) error {
+	c, err := p.get(ctx)
 	if err != nil {
 		return err
 	}
-	// Read behind the wait for the lock: a delay counts from the write.
-	if err := fn(&tx{Tx: stx, ctx: ctx, now: s.opts.Now().UnixMilli()}); err != nil {
-		if e := stx.Rollback(); e != nil && !errors.Is(e, sql.ErrTxDone) {
-			return errors.Join(err, fmt.Errorf("roll back: %w", e))
+	clean := false
+	defer func() { p.put(c, clean) }()
+	t := &tx{conn: c, ctx: ctx}
+	if _, err := t.exec(begin); err != nil {
+		clean = kindOf(err) == store.ErrConflict //nolint:errorlint // kindOf returns the sentinel itself
+		if isContext(err) {
+			return &lockError{err}
 		}
 		return err
 	}
-	return stx.Commit()
+	// Read behind the wait for the lock: a delay counts from the write.
+	t.now = s.opts.Now().UnixMilli()
+	if err := fn(t); err != nil {
+		// A connection whose transaction can't be rolled back is closed, which has the
+		// same effect. After some errors (disk full) SQLite has done it by itself.
+		t.ctx = context.WithoutCancel(ctx)
+		_, e := t.exec("ROLLBACK")
+		clean = e == nil
+		return err
+	}
+	clean = true
+	return nil
 }
 
 // exec runs one statement and returns how many rows it changed.
 func (t *tx) exec(query string, args ...any) (int64, error) {
-	res, err := t.ExecContext(t.ctx, query, args...)
+	st, err := t.prepared(t.ctx, query)
+	if err != nil {
+		return 0, err
+	}
+	res, err := st.ExecContext(t.ctx, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -118,7 +174,11 @@ func (t *tx) exec(query string, args ...any) (int64, error) {
 
 // query hands each row to each.
 func (t *tx) query(query string, args []any, each func(rows *sql.Rows) error) error {
-	rows, err := t.QueryContext(t.ctx, query, args...)
+	st, err := t.prepared(t.ctx, query)
+	if err != nil {
+		return err
+	}
+	rows, err := st.QueryContext(t.ctx, args...)
 	if err != nil {
 		return err
 	}
@@ -133,7 +193,11 @@ func (t *tx) query(query string, args []any, each func(rows *sql.Rows) error) er
 
 // row reads one row; sql.ErrNoRows if there is none.
 func (t *tx) row(query string, args []any, dest ...any) error {
-	return t.QueryRowContext(t.ctx, query, args...).Scan(dest...)
+	st, err := t.prepared(t.ctx, query)
+	if err != nil {
+		return err
+	}
+	return st.QueryRowContext(t.ctx, args...).Scan(dest...)
 }
 
 // millis is d in milliseconds, rounded up so that no wait is shortened.
