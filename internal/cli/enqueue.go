@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -204,8 +205,14 @@ func parseLine(text []byte, base job.New) (job.New, error) {
 	var l line
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&l); err != nil {
-		return n, fmt.Errorf("is not a JSON object with the keys of a job: %w", err)
+	var wrong *json.UnmarshalTypeError
+	switch err := dec.Decode(&l); {
+	case errors.As(err, &wrong) && wrong.Field != "":
+		return n, fmt.Errorf("%s: must not be a JSON %s", wrong.Field, wrong.Value)
+	case errors.As(err, &wrong):
+		return n, fmt.Errorf("must be a JSON object with the keys of a job (got a JSON %s)", wrong.Value)
+	case err != nil:
+		return n, fmt.Errorf("must be a JSON object with the keys of a job (%s)", strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return n, errors.New("has more than one JSON object")
