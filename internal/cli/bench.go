@@ -45,8 +45,12 @@ but they take part in the load: don't run it beside a busy daemon.`,
 			name      string
 			value, lo int
 		}{
-			{"jobs", cfg.Jobs, 1}, {"workers", cfg.Workers, 1}, {"daemons", cfg.Daemons, 1},
-			{"payload", cfg.Payload, 0}, {"done-rows", cfg.DoneRows, 0}, {"pickups", cfg.Pickups, 1},
+			{"jobs", cfg.Jobs, 1},
+			{"workers", cfg.Workers, 1},
+			{"daemons", cfg.Daemons, 1},
+			{"payload", cfg.Payload, 0},
+			{"done-rows", cfg.DoneRows, 0},
+			{"pickups", cfg.Pickups, 1},
 		} {
 			if f.value < f.lo {
 				return usagef("--%s must be at least %d (got %d)", f.name, f.lo, f.value)

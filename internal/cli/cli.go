@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -241,9 +242,7 @@ func (a *app) file() string {
 
 func (a *app) load(flags map[string]string) (*config.Config, config.Origins, error) {
 	all := map[string]string{}
-	for k, v := range flags {
-		all[k] = v
-	}
+	maps.Copy(all, flags)
 	if a.database != "" {
 		all["database.path"] = a.database
 	}

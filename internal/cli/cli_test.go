@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -60,7 +61,7 @@ func TestScripts(t *testing.T) {
 }
 
 // cli ARG... [<FILE]: the command line runs in this process and ends well. What
-// runs in the background is a process of its own: exec queued ... &
+// runs in the background is a process of its own: `exec queued ... &`.
 func cli(ts *testscript.TestScript, neg bool, args []string) {
 	if neg {
 		ts.Fatalf("use exits CODE")
@@ -166,7 +167,7 @@ func TestRun_EveryCommandHasHelp(t *testing.T) {
 		}
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() {
-				visit(append(path[:len(path):len(path)], sub.Name()))
+				visit(append(slices.Clip(path), sub.Name()))
 			}
 		}
 	}

@@ -254,7 +254,7 @@ func (b *bulk) run(ctx context.Context, dryRun, yes bool) error {
 		}
 	}
 	if dryRun {
-		fmt.Fprintf(b.a.Stdout, "%s would be %s\n", plural(total, "dead letter"), b.done)
+		fmt.Fprintf(b.a.Stdout, "%s would be %s\n", letters(total), b.done)
 		return nil
 	}
 	if !yes {
@@ -267,9 +267,9 @@ func (b *bulk) run(ctx context.Context, dryRun, yes bool) error {
 
 func (b *bulk) confirm(total int) error {
 	if !isTerminal(b.a.Stdin) || !isTerminal(b.a.Stderr) {
-		return usagef("%s would be %s: confirm with --yes", plural(total, "dead letter"), b.done)
+		return usagef("%s would be %s: confirm with --yes", letters(total), b.done)
 	}
-	fmt.Fprintf(b.a.Stderr, "%s %s? [y/N] ", strings.ToUpper(b.verb[:1])+b.verb[1:], plural(total, "dead letter"))
+	fmt.Fprintf(b.a.Stderr, "%s %s? [y/N] ", strings.ToUpper(b.verb[:1])+b.verb[1:], letters(total))
 	answer, _ := bufio.NewReader(b.a.Stdin).ReadString('\n') // an end of input is a no
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
 		return errors.New("not confirmed, nothing was done")
@@ -296,9 +296,9 @@ func (b *bulk) apply(ctx context.Context, total int, newest int64) error {
 		return nil
 	})
 	b.progress.end()
-	fmt.Fprintf(b.a.Stdout, "%s %s\n", plural(ok, "dead letter"), b.done)
+	fmt.Fprintf(b.a.Stdout, "%s %s\n", letters(ok), b.done)
 	if duplicates > 0 {
-		b.a.complain("%s left as they are: a job with the same key is there already", plural(duplicates, "dead letter"))
+		b.a.complain("%s left as they are: a job with the same key is there already", letters(duplicates))
 	}
 	if err != nil {
 		return fmt.Errorf("stopped: %w", err)

@@ -270,7 +270,7 @@ func (a *app) enqueueFile(ctx context.Context, s *opened, base job.New, file str
 		if err != nil {
 			return err
 		}
-		defer f.Close() //nolint:errcheck // only read
+		defer f.Close()
 		in = f
 	}
 	im := &importer{a: a, s: s, progress: progress{w: a.Stderr, on: isTerminal(a.Stderr)}}

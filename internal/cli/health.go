@@ -69,7 +69,7 @@ func ask(ctx context.Context, url string) error {
 	if err != nil {
 		return fmt.Errorf("no daemon answers: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // only read
+	defer resp.Body.Close()
 	var body struct{ Reasons []string }
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&body); err != nil {
 		return fmt.Errorf("%s is no daemon of queued: %w", url, err)

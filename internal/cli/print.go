@@ -104,10 +104,10 @@ func age(d time.Duration) string {
 	return config.FormatDuration(d.Round(24 * time.Hour))
 }
 
-// plural is "1 job", "2 jobs".
-func plural(n int, noun string) string {
+// letters is "1 dead letter", "2 dead letters".
+func letters(n int) string {
 	if n == 1 {
-		return "1 " + noun
+		return "1 dead letter"
 	}
-	return itoa(n) + " " + noun + "s"
+	return itoa(n) + " dead letters"
 }

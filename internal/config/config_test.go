@@ -393,9 +393,12 @@ func TestLoad_UnknownVariableIsRefused(t *testing.T) {
 		{"QUEUED_WORKER_LEESE=1m", "$QUEUED_WORKER_LEESE: is no option; did you mean QUEUED_WORKER_LEASE?"},
 		{"QUEUED_DATABSE_DSN=x", "$QUEUED_DATABSE_DSN: is no option; did you mean QUEUED_DATABASE_DSN?"},
 		{"QUEUED_KINDS=mail", "$QUEUED_KINDS: can only be set in the file"},
-		{"QUEUED_SOMETHING_ELSE=1", "$QUEUED_SOMETHING_ELSE: is no option"},
+		{"QUEUED_DATABASE_SOMETHING_ELSE=1", "$QUEUED_DATABASE_SOMETHING_ELSE: is no option"},
 		{"QUEUED_WORKER_LEASE=5", `worker.lease: needs a unit, for instance 5s (got "5", from $QUEUED_WORKER_LEASE)`},
 		// What others set, an exec handler for its command among them.
+		{"QUEUED_SOMETHING_ELSE=1", ""},
+		{"QUEUED_SERVERS_HOME=/x", ""},
+		{"QUEUED_PORT=tcp://10.0.0.1:9464", ""},
 		{"QUEUED_JOB_ID=4", ""},
 		{"QUEUED_QUEUE=mail", ""},
 		{"QUEUED_PORT_9464_TCP=tcp://10.0.0.1:9464", ""},

@@ -41,16 +41,12 @@ const credential = "queued.dsn"
 // maxFile bounds what is read of any file.
 const maxFile = 1 << 20
 
-// Variables with our prefix that are no options: what exec handlers give to their
-// commands, which may well call queued, and what Kubernetes makes of a service of
-// our name.
-var (
-	foreignVariables = []string{
-		"QUEUED_JOB_ID", "QUEUED_JOB_KEY", "QUEUED_QUEUE", "QUEUED_KIND", "QUEUED_ATTEMPT", "QUEUED_MAX_ATTEMPTS",
-		"QUEUED_DEADLINE", "QUEUED_RUN_ID", "QUEUED_PORT", FileVariable,
-	}
-	foreignPrefixes = []string{"QUEUED_PORT_", "QUEUED_SERVICE_", "QUEUED_TEST_"}
-)
+// foreignVariables look like options and are none: what exec handlers give to their
+// commands, which may well call queued.
+var foreignVariables = []string{
+	"QUEUED_JOB_ID", "QUEUED_JOB_KEY", "QUEUED_QUEUE", "QUEUED_KIND", "QUEUED_ATTEMPT", "QUEUED_MAX_ATTEMPTS",
+	"QUEUED_DEADLINE", "QUEUED_RUN_ID", FileVariable,
+}
 
 // Load reads and checks a configuration. The error is an *Error.
 func Load(from Sources) (*Config, Origins, error) {
@@ -143,8 +139,7 @@ func (l *loader) file(v *viper.Viper, data []byte) {
 		}
 	}
 	if err != nil {
-		var parse viper.ConfigParseError
-		if errors.As(err, &parse) {
+		if parse, ok := errors.AsType[viper.ConfigParseError](err); ok {
 			err = parse.Unwrap()
 		}
 		l.violate(l.from.File, "", "is not valid YAML: "+strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", " "), "yaml: "))
@@ -246,12 +241,9 @@ func (l *loader) unknown(path, pattern string, line int, known []string) {
 	}
 	near := nearest(pattern, candidates)
 	if near == "" { // the right name in the wrong place
-		_, last, _ := cutLast(pattern, ".")
-		for _, k := range known {
-			if _, l, _ := cutLast(k, "."); l == last {
-				near = k
-				break
-			}
+		last := lastPart(pattern)
+		if i := slices.IndexFunc(known, func(k string) bool { return lastPart(k) == last }); i >= 0 {
+			near = known[i]
 		}
 	}
 	if near != "" {
@@ -261,12 +253,8 @@ func (l *loader) unknown(path, pattern string, line int, known []string) {
 	l.violate(path, "", rule)
 }
 
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return "", s, false
-}
+// lastPart is a key without its sections.
+func lastPart(key string) string { return key[strings.LastIndex(key, ".")+1:] }
 
 // ---- the environment
 
@@ -275,30 +263,36 @@ func Variable(key string) string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(key, ".", "_"))
 }
 
-// environment takes over variables that are set and not empty.
+// environment takes over variables that are set and not empty. One that was surely
+// meant to be an option is refused; others may be anybody's: Kubernetes, for one,
+// makes variables of a service's name.
 func (l *loader) environment(v *viper.Viper) {
-	byName := map[string]string{}
+	byName, inSection := map[string]string{}, map[string]bool{}
 	for _, o := range options {
 		byName[Variable(o.key)] = o.key
+		if section, _, nested := strings.Cut(o.key, "."); nested {
+			inSection[Variable(section)+"_"] = true
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.env)) {
-		if !strings.HasPrefix(name, EnvPrefix) || l.env[name] == "" {
+		if !strings.HasPrefix(name, EnvPrefix) || l.env[name] == "" || slices.Contains(foreignVariables, name) {
 			continue
 		}
-		key, ok := byName[name]
-		switch {
-		case ok:
+		if key, ok := byName[name]; ok {
 			v.Set(key, l.env[name])
 			l.origins[key] = "$" + name
-		case slices.Contains(foreignVariables, name), slices.ContainsFunc(foreignPrefixes, func(p string) bool { return strings.HasPrefix(name, p) }):
-		default:
-			rule := "is no option"
-			if near := nearest(name, slices.Collect(maps.Keys(byName))); near != "" {
-				rule += "; did you mean " + near + "?"
-			} else if name == Variable("queues") || name == Variable("kinds") {
-				rule = "can only be set in the file"
-			}
-			l.violate("$"+name, "", rule)
+			continue
+		}
+		if name == Variable("queues") || name == Variable("kinds") {
+			l.violate("$"+name, "", "can only be set in the file")
+			continue
+		}
+		near := nearest(name, slices.Collect(maps.Keys(byName)))
+		switch {
+		case near != "":
+			l.violate("$"+name, "", "is no option; did you mean "+near+"?")
+		case slices.ContainsFunc(slices.Collect(maps.Keys(inSection)), func(s string) bool { return strings.HasPrefix(name, s) }):
+			l.violate("$"+name, "", "is no option")
 		}
 	}
 }
@@ -426,7 +420,7 @@ func readFile(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("must be smaller than %s", Size(maxFile))
@@ -436,8 +430,7 @@ func readFile(name string) ([]byte, error) {
 
 // reason is an error without the path, which the message has already.
 func reason(err error) string {
-	var pe *os.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
 		return pe.Err.Error()
 	}
 	return err.Error()

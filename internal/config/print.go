@@ -88,7 +88,7 @@ every key with its default.
 
 - A flag goes before a variable of the environment, that before the file, that before the default. Variables that
   are empty count as not set. ` + "`queued config print`" + ` shows every value in force and where it is from.
-- Keys that are no options are refused, in the file and among the variables that begin with ` + "`QUEUED_`" + `.
+- Keys that are no options are refused, and so are variables that look like a misspelt one.
   ` + "`queued config check`" + ` reports everything that is wrong at once; it needs no database.
 - Times need a unit: ` + "`500ms`, `30s`, `10m`, `12h`, `30d`" + `, also together: ` + "`1h30m`" + `. Only 0 may stand alone. Sizes need one, too:
   ` + "`512KiB`, `1MiB`" + `.

@@ -97,7 +97,9 @@ func start(t *testing.T, cfg *config.Config, handlers map[string]job.HandlerFunc
 		if !in.over {
 			in.signals <- syscall.SIGTERM
 			in.signals <- syscall.SIGTERM
-			in.wait(t)
+			if err := in.wait(t); err != nil {
+				t.Errorf("the daemon ended with %v", err)
+			}
 		}
 		if t.Failed() {
 			t.Logf("log:\n%s", in.log.String())
