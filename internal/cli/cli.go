@@ -232,12 +232,10 @@ func (a *app) file() string {
 	if f := a.env(config.FileVariable); f != "" {
 		return f
 	}
-	if a.ConfigFile != "" {
-		if _, err := os.Stat(a.ConfigFile); err == nil {
-			return a.ConfigFile
-		}
+	if _, err := os.Stat(a.ConfigFile); errors.Is(err, os.ErrNotExist) {
+		return ""
 	}
-	return ""
+	return a.ConfigFile // one that can't be looked at is an error, not a reason to use the defaults
 }
 
 func (a *app) load(flags map[string]string) (*config.Config, config.Origins, error) {

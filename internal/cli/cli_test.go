@@ -149,6 +149,26 @@ func TestRun_UsesNothingOfTheProcess(t *testing.T) {
 	}
 }
 
+// Defaults in the place of a configuration that can't be read would put jobs into
+// another database.
+func TestRun_ConfigurationThatCannotBeReadIsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"missing": exitOK, "file/queued.yaml": exitConfig} {
+		var out, errs bytes.Buffer
+		got := Run(t.Context(), Process{
+			Args: []string{"config", "check"}, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+			Environ: []string{"HOME=" + dir}, Dir: dir, ConfigFile: filepath.Join(dir, name),
+		})
+		if got != want {
+			t.Errorf("%s: got exit code %d, want %d: %s%s", name, got, want, out.String(), errs.String())
+		}
+	}
+}
+
 func TestRun_EveryCommandHasHelp(t *testing.T) {
 	t.Parallel()
 	root := (&app{}).root()
