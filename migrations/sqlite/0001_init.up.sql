@@ -8,6 +8,8 @@
 -- producer gets. The expressions in defaults and checks are such that a producer's
 -- own SQLite may be as old as 3.9: no STRICT, no unixepoch('subsec').
 --
+-- What can be long stands last: SQLite reads through a row to get at what is behind.
+--
 -- jobs_poll holds the ready jobs only: a claim takes an entry out of it, a finish
 -- touches no index at all.
 CREATE TABLE IF NOT EXISTS jobs (
@@ -15,7 +17,6 @@ CREATE TABLE IF NOT EXISTS jobs (
   queue           TEXT NOT NULL DEFAULT 'default',
   kind            TEXT NOT NULL,
   idempotency_key TEXT NULL DEFAULT NULL,
-  payload         TEXT NULL,
   priority        INTEGER NOT NULL DEFAULT 0,
   max_attempts    INTEGER NULL DEFAULT NULL,
   timeout_ms      INTEGER NULL DEFAULT NULL,
@@ -27,8 +28,9 @@ CREATE TABLE IF NOT EXISTS jobs (
   token           INTEGER NOT NULL DEFAULT 0,
   claimed_at      INTEGER NULL DEFAULT NULL,
   finished_at     INTEGER NULL DEFAULT NULL,
-  result          TEXT NULL,
   replays         INTEGER NOT NULL DEFAULT 0,
+  result          TEXT NULL,
+  payload         TEXT NULL,
   CONSTRAINT "queue must be text of at most 64 characters" CHECK (typeof(queue) = 'text' AND length(queue) <= 64),
   CONSTRAINT "kind must be text of at most 64 characters" CHECK (typeof(kind) = 'text' AND length(kind) <= 64),
   CONSTRAINT "idempotency_key must be text of at most 191 characters" CHECK (idempotency_key IS NULL OR typeof(idempotency_key) = 'text' AND length(idempotency_key) <= 191),
@@ -55,7 +57,6 @@ CREATE TABLE IF NOT EXISTS dead_jobs (
   kind            TEXT NOT NULL,
   idempotency_key TEXT NULL DEFAULT NULL,
   job_key         TEXT NOT NULL,
-  payload         TEXT NULL,
   priority        INTEGER NOT NULL,
   max_attempts    INTEGER NULL DEFAULT NULL,
   timeout_ms      INTEGER NULL DEFAULT NULL,
@@ -65,11 +66,12 @@ CREATE TABLE IF NOT EXISTS dead_jobs (
   attempts        INTEGER NOT NULL,
   token           INTEGER NOT NULL,
   reason          TEXT NOT NULL,
-  error           TEXT NOT NULL,
   died_at         INTEGER NOT NULL,
   replays         INTEGER NOT NULL DEFAULT 0,
   replayed_at     INTEGER NULL DEFAULT NULL,
-  replayed_job_id INTEGER NULL DEFAULT NULL
+  replayed_job_id INTEGER NULL DEFAULT NULL,
+  error           TEXT NOT NULL,
+  payload         TEXT NULL
 );
 
 CREATE INDEX IF NOT EXISTS dead_jobs_job ON dead_jobs (job_id);

@@ -11,7 +11,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"queued/internal/store"
 	"queued/job"
@@ -53,17 +52,10 @@ const (
 WHERE id IN (SELECT value FROM json_each(?4))`
 )
 
-// hotQueue remembers that the last claim got all it asked for: then more is surely
-// there, and the look before the lock can be left out.
-type hotQueue struct{ atomic.Bool }
-
 // Claim takes due jobs; see store.Claimer.
 func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claimed, error) {
-	if !s.hot.Load() {
-		due, err := s.anyDue(ctx, req.Wants)
-		if err != nil || !due {
-			return store.Claimed{}, err
-		}
+	if due, err := s.anyDue(ctx, req.Wants); err != nil || !due {
+		return store.Claimed{}, err
 	}
 	var out store.Claimed
 	err := s.write(ctx, "claim", s.db, func(t *tx) error {
@@ -89,7 +81,6 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claime
 		_, err := t.exec(takeSQL, out.Token, attemptsEnd, t.now, jsonIDs(ids))
 		return err
 	})
-	s.hot.Store(err == nil && out.More)
 	if err != nil || len(out.Jobs) == 0 {
 		return store.Claimed{}, err
 	}
@@ -99,7 +90,7 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claime
 	return out, nil
 }
 
-// anyDue looks without a lock.
+// anyDue looks without a lock, so that an empty poll takes none.
 func (s *Store) anyDue(ctx context.Context, wants []store.Want) (due bool, err error) {
 	err = s.read(ctx, "look for due jobs", s.reads, func(t *tx) error {
 		for _, w := range wants {

@@ -44,7 +44,8 @@ type Store struct {
 	// a channel serves its waiters in order.
 	turn   chan struct{}
 	breath breath // guarded by turn
-	hot    hotQueue
+	// checkpointed is when the WAL was last cut short, guarded by turn.
+	checkpointed time.Time
 }
 
 var _ store.Store = (*Store)(nil)
@@ -54,10 +55,11 @@ const (
 	// busyTimeout is how long one try waits for another process's lock. SQLite polls
 	// ever more slowly within it; a short one, repeated, keeps polling briskly.
 	busyTimeout = 100 * time.Millisecond
-	// The WAL is copied back into the file when it has this many pages (16 MiB), and cut
-	// to this size when a burst or a long read had made it longer.
+	// The WAL is copied back into the file when it has this many pages (16 MiB). From
+	// twice that size on it is cut short, see cutWAL.
 	checkpointPages = 4096
-	walSizeLimit    = 16 << 20
+	pageSize        = 4096
+	readersWait     = 250 * time.Millisecond
 	cacheKiB        = 4 << 10 // of one connection
 )
 
@@ -120,7 +122,7 @@ func dsn(path string) string {
 			"journal_mode(WAL)",
 			"synchronous(FULL)", // a commit that was answered survives a power cut
 			fmt.Sprintf("wal_autocheckpoint(%d)", checkpointPages),
-			fmt.Sprintf("journal_size_limit(%d)", walSizeLimit),
+			fmt.Sprintf("journal_size_limit(%d)", checkpointPages*pageSize),
 			fmt.Sprintf("cache_size(-%d)", cacheKiB),
 			"temp_store(MEMORY)",
 		},

@@ -76,6 +76,26 @@ func (p *pool) put(c *conn, clean bool) {
 	<-p.slots
 }
 
+// pause waits until no connection is in use, and keeps them so until resume.
+func (p *pool) pause(ctx context.Context) (resume func(), ok bool) {
+	taken := 0
+	resume = func() {
+		for range taken {
+			<-p.slots
+		}
+	}
+	for taken < cap(p.slots) {
+		select {
+		case p.slots <- struct{}{}:
+			taken++
+		case <-ctx.Done():
+			resume()
+			return nil, false
+		}
+	}
+	return resume, true
+}
+
 // Close ends the idle connections now and the others when they come back.
 func (p *pool) Close() error {
 	p.mu.Lock()

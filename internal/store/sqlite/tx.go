@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"time"
 
 	"queued/internal/store"
@@ -40,10 +41,31 @@ func (s *Store) write(ctx context.Context, op string, p *pool, fn func(*tx) erro
 			if err := fn(t); err != nil {
 				return err
 			}
-			_, err := t.exec("COMMIT")
-			return err
+			if _, err := t.exec("COMMIT"); err != nil {
+				return err
+			}
+			s.cutWAL(t)
+			return nil
 		})
 	})
+}
+
+// cutWAL empties the WAL when it has grown too large. SQLite itself begins it anew
+// only when it meets a moment without readers, and under steady reads there is none;
+// so this process's readers are held up for it, for readersWait at most. While somebody reads for longer it
+// is tried again once a second. That it fails is no fault of the transaction's.
+func (s *Store) cutWAL(t *tx) {
+	info, err := os.Stat(s.path + "-wal")
+	if err != nil || info.Size() < 2*checkpointPages*pageSize || time.Since(s.checkpointed) < time.Second {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, readersWait)
+	defer cancel()
+	if resume, ok := s.reads.pause(ctx); ok {
+		_, _ = t.exec("PRAGMA wal_checkpoint(TRUNCATE)")
+		resume()
+	}
+	s.checkpointed = time.Now()
 }
 
 // read runs fn in a transaction that sees one state of the database.
