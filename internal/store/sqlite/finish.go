@@ -46,6 +46,8 @@ ON CONFLICT DO UPDATE SET done = done + excluded.done, failed = failed + exclude
 const guard = "id = ?1 AND token = ?2 AND status = 'running'"
 
 const (
+	// Most of what there is to write: no result, no error.
+	plainSQL = "UPDATE jobs SET status = 'done', finished_at = ?1 WHERE id IN (SELECT value FROM json_each(?2)) AND token = ?3 AND status = 'running'"
 	doneSQL  = "UPDATE jobs SET status = 'done', finished_at = ?3, result = ?4 WHERE " + guard
 	readySQL = "UPDATE jobs SET status = 'ready', available_at = coalesce(?3, available_at), attempts = attempts - (?4 AND attempts > 0), token = CASE WHEN ?5 THEN 0 ELSE token END WHERE " + guard
 	burySQL  = `INSERT INTO dead_jobs (job_id, queue, kind, idempotency_key, job_key, payload, priority, max_attempts,
@@ -67,7 +69,13 @@ OR ?3 = 'dead' AND EXISTS (SELECT 1 FROM dead_jobs WHERE job_id = ?1 AND token =
 // late worker writes does not look like the repeat of something recorded.
 func apply(t *tx, writes []job.Write, takeAway bool) ([]store.Fate, error) {
 	fates := make([]store.Fate, len(writes))
+	if err := applyPlain(t, writes, fates); err != nil {
+		return nil, err
+	}
 	for i := range writes {
+		if fates[i] != 0 {
+			continue
+		}
 		w := &writes[i]
 		var err error
 		if fates[i], err = applyOne(t, w, takeAway); err != nil {
@@ -75,6 +83,31 @@ func apply(t *tx, writes []job.Write, takeAway bool) ([]store.Fate, error) {
 		}
 	}
 	return fates, nil
+}
+
+// applyPlain does the plain successes, a statement per lease. Where that did not
+// find every row it leaves all of the lease to applyOne, which sees which are done.
+func applyPlain(t *tx, writes []job.Write, fates []store.Fate) error {
+	byToken := map[int64][]int64{}
+	for i := range writes {
+		if w := &writes[i]; w.To == job.Done && w.Result == "" && !w.Failed() {
+			byToken[w.Token] = append(byToken[w.Token], w.ID)
+		}
+	}
+	complete := map[int64]bool{}
+	for token, ids := range byToken {
+		n, err := t.exec(plainSQL, t.now, jsonIDs(ids), token)
+		if err != nil {
+			return err
+		}
+		complete[token] = n == int64(len(ids))
+	}
+	for i := range writes {
+		if w := &writes[i]; w.To == job.Done && w.Result == "" && !w.Failed() && complete[w.Token] {
+			fates[i] = store.Recorded
+		}
+	}
+	return nil
 }
 
 func applyOne(t *tx, w *job.Write, takeAway bool) (store.Fate, error) {

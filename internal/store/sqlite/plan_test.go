@@ -66,7 +66,7 @@ func TestPlans_SearchByIndexAndSortNothing(t *testing.T) {
 		check(dueSQL(arm), "SEARCH jobs USING "+want)
 	}
 	check(takeSQL, "SEARCH jobs USING INTEGER PRIMARY KEY (rowid=?)")
-	for _, q := range []string{doneSQL, readySQL, burySQL, buriedSQL, unburySQL} {
+	for _, q := range []string{plainSQL, doneSQL, readySQL, burySQL, buriedSQL, unburySQL} {
 		check(q, "SEARCH jobs USING INTEGER PRIMARY KEY (rowid=?)")
 	}
 	check(traceSQL, "SEARCH jobs USING INTEGER PRIMARY KEY (rowid=?)", "SEARCH dead_jobs USING INDEX dead_jobs_job (job_id=?)")

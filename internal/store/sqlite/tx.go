@@ -204,7 +204,7 @@ func (t *tx) query(query string, args []any, each func(rows *sql.Rows) error) er
 	if err != nil {
 		return err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err has it
+	defer rows.Close() // rows.Err has it
 	for rows.Next() {
 		if err := each(rows); err != nil {
 			return err

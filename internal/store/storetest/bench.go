@@ -32,8 +32,10 @@ func BenchmarkDrain(b *testing.B, d Driver) {
 				for _, j := range c.Jobs {
 					writes = append(writes, done(j, ""))
 				}
-				fates, err := f.Finish(b.Context(), store.Finish{Writes: writes, Settled: []int64{c.Token}, Owner: owner,
-					Counts: []store.Count{{Queue: queueA, Kind: "noop", Done: int64(len(writes))}}})
+				fates, err := f.Finish(b.Context(), store.Finish{
+					Writes: writes, Settled: []int64{c.Token}, Owner: owner,
+					Counts: []store.Count{{Queue: queueA, Kind: "noop", Done: int64(len(writes))}},
+				})
 				if err != nil {
 					b.Fatal(err)
 				}

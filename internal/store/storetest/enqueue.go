@@ -151,8 +151,12 @@ func enqueueDefaults(t *testing.T, f *fixture) {
 func enqueueDelay(t *testing.T, f *fixture) {
 	ms := time.Millisecond
 	got, err := f.at(t0).Enqueue(t.Context(), []job.New{
-		{Kind: "k", Delay: ms}, {Kind: "k", Delay: 36 * time.Hour}, {Kind: "k", Delay: 1}, {Kind: "k", Delay: ms + 1},
-		{Kind: "k", At: t0.Add(5 * ms)}, {Kind: "k", At: t0.Add(5*ms + 1)},
+		{Kind: "k", Delay: ms},
+		{Kind: "k", Delay: 36 * time.Hour},
+		{Kind: "k", Delay: 1},
+		{Kind: "k", Delay: ms + 1},
+		{Kind: "k", At: t0.Add(5 * ms)},
+		{Kind: "k", At: t0.Add(5*ms + 1)},
 	})
 	if err != nil {
 		t.Fatal(err)

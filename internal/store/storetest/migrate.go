@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,7 +96,7 @@ func migrateUpDownUp(t *testing.T, f *fixture) {
 		t.Errorf("rows after up again: got %d, want 3", n)
 	}
 	// Down and up step by step, rows in place.
-	for version := len(want) - 1; version >= 0; version-- {
+	for version := range slices.Backward(want) {
 		if err := f.MigrateDown(t.Context(), version, nil); err != nil {
 			t.Fatalf("down to %d: %v", version, err)
 		}

@@ -37,8 +37,12 @@ func expiredBoundary(t *testing.T, f *fixture) {
 		grace time.Duration
 		want  bool
 	}{
-		{-time.Millisecond, 0, false}, {0, 0, true}, {time.Millisecond, 0, true},
-		{grace - time.Millisecond, grace, false}, {grace, grace, true}, {grace + time.Millisecond, grace, true},
+		{-time.Millisecond, 0, false},
+		{0, 0, true},
+		{time.Millisecond, 0, true},
+		{grace - time.Millisecond, grace, false},
+		{grace, grace, true},
+		{grace + time.Millisecond, grace, true},
 	} {
 		leases, err := f.at(end.Add(tt.at)).Expired(t.Context(), tt.grace, 10)
 		if err != nil {
