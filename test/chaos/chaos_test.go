@@ -53,7 +53,6 @@ func run(m *testing.M) int {
 
 // place is a store with its tables, and how daemons and strangers reach it.
 type place struct {
-	name   string
 	dir    string // of this test
 	store  store.Store
 	db     *sql.DB // a stranger's
@@ -252,7 +251,7 @@ log: {format: json, level: info}
 	d := &daemon{cmd: exec.Command(binary, append([]string{"--config", config, "run"}, args...)...), log: &lockedBuffer{}, done: make(chan error, 1)}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	d.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.dir} // variables that begin with QUEUED_ are settings
-	d.cmd.WaitDelay = time.Second // scripts that outlive it hold the pipe
+	d.cmd.WaitDelay = time.Second                                      // scripts that outlive it hold the pipe
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +319,7 @@ func (p *place) reconcile(t *testing.T, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err says it
+	defer rows.Close() // rows.Err says it
 	for rows.Next() {
 		var id string
 		var a int

@@ -95,7 +95,7 @@ func (p *Proxy) SetBackend(addr string) {
 	p.backend = addr
 }
 
-// Blackhole(true) drops everything, as a firewall does: new connections are opened but get
+// Blackhole with true drops everything, as a firewall does: new connections are opened but get
 // no greeting, and on those that are there nothing passes in either direction, not even that
 // one side has closed: the server keeps the session of a client that has gone, with its
 // locks. Blackhole(false) delivers what was sent meanwhile, as TCP's repetition does, and

@@ -9,9 +9,9 @@ import (
 type When int
 
 const (
-	// Before: the server has not got the statement.
+	// Before is when the server has not got the statement.
 	Before When = iota
-	// After: the server has executed the statement, and its whole response has arrived at
+	// After is when the server has executed the statement, and its whole response has arrived at
 	// the proxy. The client has not got anything of it.
 	After
 )

@@ -105,12 +105,8 @@ func hideCapabilities(greeting []byte) {
 	if len(greeting) == 0 || greeting[0] == errHeader {
 		return
 	}
-	version := bytes.IndexByte(greeting, 0)
-	if version < 0 {
-		return
-	}
-	rest := greeting[version+1:]
-	if len(rest) < beforeLower+2+beforeUpper+2+beforeMaria+4 {
+	_, rest, found := bytes.Cut(greeting, []byte{0}) // behind the version
+	if !found || len(rest) < beforeLower+2+beforeUpper+2+beforeMaria+4 {
 		return
 	}
 	lower := rest[beforeLower:]
@@ -217,7 +213,6 @@ func lengthEncoded(b []byte) (value uint64, size int) {
 	if len(b) == 0 {
 		return 0, 0
 	}
-	size = 1
 	switch b[0] {
 	case 0xfc:
 		size = 3

@@ -93,7 +93,7 @@ func (s *Store) take(c *conn, v *server, req store.ClaimRequest, token int64, pi
 		" WHERE id IN (%s) AND status = 'ready' AND available_at <= NOW(3); ", s.t.jobs, token, v.pendingSet(false), list)
 	s.selectTaken(&b, token, list)
 	b.WriteString("; COMMIT")
-	jobs, err := s.readTaken(c, v, req, token, b.String())
+	jobs, err := s.readTaken(c, v, token, b.String())
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (s *Store) selectTaken(b *strings.Builder, token int64, list string) {
 	fmt.Fprintf(b, "SELECT %s, payload FROM %s WHERE id IN (%s) AND token = %d AND status = 'running'", jobColumns, s.t.jobs, list, token)
 }
 
-func (s *Store) readTaken(c *conn, v *server, req store.ClaimRequest, token int64, text string) ([]*job.Job, error) {
+func (s *Store) readTaken(c *conn, v *server, token int64, text string) ([]*job.Job, error) {
 	var jobs []*job.Job
 	err := c.query(func(r row) error {
 		j := s.scanJob(r, true)
@@ -146,7 +146,7 @@ func (s *Store) recoverClaim(ctx context.Context, v *server, req store.ClaimRequ
 		}
 		var b strings.Builder
 		s.selectTaken(&b, token, idList(idsOf(picked)))
-		jobs, err = s.readTaken(c, v, req, token, b.String())
+		jobs, err = s.readTaken(c, v, token, b.String())
 		return err
 	})
 	return jobs, err

@@ -53,7 +53,7 @@ func (s *Store) doRaw(parent context.Context, db *sql.DB, fn func(*conn) error) 
 	if err != nil {
 		return err
 	}
-	defer sc.Close() //nolint:errcheck // gives the connection back; its state was dealt with in Raw
+	defer sc.Close() // gives the connection back; its state was dealt with in Raw
 	var opErr error
 	err = sc.Raw(func(dc any) error {
 		c := &conn{ctx: ctx, dc: dc.(driver.Conn), meter: &s.meter}
@@ -197,7 +197,7 @@ func (r row) int(i int) int64 {
 	case int64:
 		return v
 	case uint64:
-		return int64(v) //nolint:gosec // ids and counts
+		return int64(v) // ids and counts
 	case []byte: // DECIMAL, the type of SUM
 		n, _ := strconv.ParseInt(string(v), 10, 64)
 		return n

@@ -137,7 +137,7 @@ func (s *Store) migrate(ctx context.Context, fn func(c *conn, steps []migrations
 	if err != nil {
 		return wrap(ctx, "migrate", err)
 	}
-	defer sc.Close() //nolint:errcheck // gives the connection back
+	defer sc.Close() // gives the connection back
 	var lock string
 	err = sc.Raw(func(dc any) (err error) {
 		c := &conn{ctx: ctx, dc: dc.(driver.Conn), meter: &s.meter}

@@ -153,7 +153,8 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 				qi, gap, s.t.jobs, where, order, limit, suffix)
 			args = append(args, w.Queue)
 		}
-		for lo, hi := job.MinPriority, 0; lo <= job.MaxPriority; lo = hi + 1 {
+		var hi int
+		for lo := job.MinPriority; lo <= job.MaxPriority; lo = hi + 1 {
 			hi = lo
 			if sc.levels[qi]>>lo&1 == 1 {
 				continue

@@ -24,6 +24,7 @@ func TestMySQL56(t *testing.T) { runSuite(t, servers.MySQL56, storetest.Driver{}
 func TestMariaDB1011(t *testing.T) {
 	runSuite(t, servers.MariaDB1011, storetest.Driver{NoPad: true, ChecksJSON: true})
 }
+
 func TestMariaDB105(t *testing.T) {
 	runSuite(t, servers.MariaDB105, storetest.Driver{NoPad: true, ChecksJSON: true})
 }
