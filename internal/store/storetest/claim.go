@@ -81,14 +81,22 @@ func claimOrder(t *testing.T, f *fixture) {
 
 func claimNeverEarly(t *testing.T, f *fixture) {
 	for _, due := range []time.Time{t0, t0.Add(time.Millisecond)} {
-		if _, err := f.at(t0.Add(-time.Hour)).Enqueue(t.Context(), []job.New{{Kind: "k", At: due}}); err != nil {
+		got, err := f.at(t0.Add(-time.Hour)).Enqueue(t.Context(), []job.New{
+			{Kind: "early", At: due, Priority: 9}, {Kind: "beside", At: due, Priority: 0}, {Kind: "due", At: t0.Add(-time.Minute), Priority: 0},
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if c := f.claimOf(f.at(due.Add(-time.Millisecond)), 10); len(c.Jobs) != 0 {
+		before := due.Add(-time.Millisecond)
+		// When the claim has something else to take, and alone.
+		if diff := cmp.Diff([]int64{got[2].ID}, idsOf(f.claimOf(f.at(before), 10).Jobs)); diff != "" {
+			t.Errorf("claim 1 ms before the due time (-want +got):\n%s", diff)
+		}
+		if c := f.claimOf(f.at(before), 10); len(c.Jobs) != 0 {
 			t.Errorf("claim 1 ms before the due time: got jobs %v", idsOf(c.Jobs))
 		}
-		if c := f.claimOf(f.at(due), 10); len(c.Jobs) != 1 {
-			t.Errorf("claim at the due time: got jobs %v, want one", idsOf(c.Jobs))
+		if diff := cmp.Diff([]int64{got[0].ID, got[1].ID}, idsOf(f.claimOf(f.at(due), 10).Jobs)); diff != "" {
+			t.Errorf("claim at the due time (-want +got):\n%s", diff)
 		}
 	}
 }
