@@ -17,6 +17,10 @@ const (
 	ReasonBadRow      = "bad_row"      // the row can't be run as it is
 )
 
+// noMessage stands for the text of an error that has none: an empty one would say
+// that nothing failed.
+const noMessage = "failed without a message"
+
 // Write is what is to be written for a job at the end of a run. The store
 // writes it only while the row is running under Token.
 type Write struct {
@@ -54,6 +58,9 @@ func Release(j *Job) Write {
 // Refuse is the write for a job that is not run at all: a dead letter.
 func Refuse(j *Job, reason, msg string) Write {
 	w := j.write(Dead)
+	if msg == "" {
+		msg = noMessage
+	}
 	w.Reason, w.Error = reason, Clean(msg, ErrorLimit)
 	return w
 }
@@ -101,7 +108,7 @@ func Decide(j *Job, result string, err, cause error, p Policy, rnd Rand) (w Writ
 	w = j.write(Ready)
 	w.Error = Clean(err.Error(), ErrorLimit)
 	if w.Error == "" {
-		w.Error = "failed without a message"
+		w.Error = noMessage
 	}
 	if oc != nil && oc.hasAfter {
 		w.Delay = oc.after

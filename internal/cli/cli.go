@@ -129,7 +129,7 @@ func explain(err error) (code int, msg string) {
 	case errors.As(err, &schema): // has its hint
 		code = exitConfig
 	case errors.Is(err, store.ErrSchema):
-		code, hint = exitConfig, "`queued migrate status` shows what is there"
+		code = exitConfig
 	case errors.Is(err, store.ErrDenied):
 		hint = "check user, password and privileges; `queued config print` shows what is used"
 	case errors.Is(err, store.ErrUnavailable):
@@ -207,6 +207,8 @@ func (a *app) interruptible(ctx context.Context) (context.Context, context.Cance
 		select {
 		case <-a.Signals:
 			cancel()
+			// A second one ends the process: it may be waiting for standard input.
+			signal.Reset(os.Interrupt, syscall.SIGTERM)
 		case <-ctx.Done():
 		}
 	}()

@@ -164,8 +164,8 @@ var options = []option[Config]{
 		text: "How long a cancelled handler may take to return. One that takes longer is left to itself: its lease is no longer renewed. Exec handlers get at least their `kill_grace` and 3 s.",
 	},
 	{
-		key: "worker.unknown_kind_grace", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.UnknownKindGrace }), def: "10m", lo: "1ms", hi: "30d",
-		text: "Age up to which a job of a kind that no running daemon knows is put back. An older one becomes a dead letter.",
+		key: "worker.unknown_kind_grace", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.UnknownKindGrace }), def: "1m", lo: "1ms", hi: "30d",
+		text: "Age up to which a job of a kind that no daemon knows is put back; an older one becomes a dead letter. Kinds of daemons that stopped within the last 10 minutes count as known.",
 	},
 	{
 		key: "worker.max_jobs", ptr: ptrTo(func(c *Config) *int { return &c.Worker.MaxJobs }), def: "0", lo: "0", hi: "1000000000", flag: "max-jobs",

@@ -47,7 +47,11 @@ func (r *Reaper) policy(kind string) job.Policy {
 	if _, p, ok := r.cfg.Policies.Lookup(kind); ok {
 		return p
 	}
-	return r.cfg.Default
+	// Another daemon's kind: how often it is tried is not known here. Only a limit of
+	// the row's own makes it a dead letter; else whoever knows the kind decides.
+	p := r.cfg.Default
+	p.MaxAttempts = job.MaxMaxAttempts
+	return p
 }
 
 func (r *Reaper) reapLoop(ctx context.Context) {

@@ -190,5 +190,5 @@ func (r *Reaper) again(ctx context.Context, name string, f func(context.Context)
 
 // passing says whether an error is no more than a delay.
 func passing(err error) bool {
-	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrConflict)
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrSchema)
 }

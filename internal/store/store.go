@@ -86,7 +86,8 @@ type Claimer interface {
 	// as they are stored come with Bad set. With nothing due it returns no
 	// jobs and no error, and has locked and written nothing. A row that became
 	// visible behind rows already claimed (a slow producer's) is found within
-	// seconds. An error means that no job may be run for this call; jobs it claimed
+	// a second as a rule, and within 30 when an old snapshot makes the look for it
+	// expensive. An error means that no job may be run for this call; jobs it claimed
 	// all the same come back when their lease ends.
 	Claim(ctx context.Context, req ClaimRequest) (Claimed, error)
 }
@@ -139,7 +140,8 @@ type Finisher interface {
 	// Finish writes all of f in one transaction and returns the fate of each
 	// write, in order. A write whose row is not running under its token changes
 	// nothing and is LeaseLost; the others are Recorded. Repeating the call after
-	// an error is safe: what the first one recorded is found to be Recorded.
+	// an error is safe: what the first one recorded is found to be Recorded. Only
+	// the counters may then be raised twice.
 	//
 	// A dead letter that can't be written as it is (see ErrData) does not lose the
 	// job: it goes back to ready and its fate is NotBuried. A result or error text that
@@ -233,13 +235,18 @@ type Retention struct {
 type Registrar interface {
 	// Register writes or renews the row of a daemon, alive for ttl from now.
 	Register(ctx context.Context, d Daemon, ttl time.Duration) error
-	// Unregister removes it. Removing one that is not there is no error.
+	// Unregister notes that it is not alive any more. One that is not there is no error.
 	Unregister(ctx context.Context, owner int64) error
-	// KnownKinds returns the kinds that live daemons have handlers for, sorted.
+	// KnownKinds returns the kinds that daemons have handlers for which are alive or
+	// were at some time of the last KnownFor, sorted: a daemon that restarts, or that
+	// an outage has kept from renewing its row, still knows its kinds.
 	KnownKinds(ctx context.Context) ([]string, error)
 	// LiveDaemons lists the daemons that are alive, by start.
 	LiveDaemons(ctx context.Context) ([]Daemon, error)
 }
+
+// KnownFor is how long after a daemon's end its kinds count as known.
+const KnownFor = 10 * time.Minute
 
 // Daemon is one running process.
 type Daemon struct {

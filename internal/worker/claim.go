@@ -209,6 +209,13 @@ func (p *Pool) admit(ctx context.Context, got store.Claimed, began time.Time) {
 	for _, j := range got.Jobs {
 		r := &run{job: j, lease: ls, lane: p.byQueue[j.Queue], arrived: arrived}
 		var known bool
+		if r.lane == nil {
+			// Of a queue that was not asked for, which no store should return.
+			r.lane = p.lanes[0]
+			r.kind = p.kindOf(r.lane, j.Kind, false)
+			refused.add(job.Release(j), r)
+			continue
+		}
 		r.handler, r.policy, known = p.cfg.Handlers.Lookup(j.Kind)
 		r.kind = p.kindOf(r.lane, j.Kind, known)
 		switch {

@@ -60,7 +60,7 @@ type Config struct {
 	PollInterval     time.Duration // how often an idle lane looks for jobs; 50ms
 	ShutdownTimeout  time.Duration // how long running jobs may go on after the stop; 30s
 	CancelGrace      time.Duration // how long a cancelled handler may take to return; 5s
-	UnknownKindGrace time.Duration // age up to which a job of a kind that no daemon knows is put back; 10m
+	UnknownKindGrace time.Duration // age up to which a job of a kind that no daemon knows is put back; 1m
 
 	MaxJobs       int     // stop by itself after so many started jobs; 0: never
 	MaxJobsSpread float64 // share of MaxJobs, 0 to 1, by which a random part is taken off
@@ -84,7 +84,7 @@ func (c *Config) setDefaults() error {
 		{"poll interval", &c.PollInterval, 50 * time.Millisecond},
 		{"shutdown timeout", &c.ShutdownTimeout, 30 * time.Second},
 		{"cancel grace", &c.CancelGrace, 5 * time.Second},
-		{"unknown kind grace", &c.UnknownKindGrace, 10 * time.Minute},
+		{"unknown kind grace", &c.UnknownKindGrace, time.Minute},
 	} {
 		if *d.value < 0 {
 			bad(d.field, "must not be negative")

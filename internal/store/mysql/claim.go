@@ -64,9 +64,12 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claime
 		return err
 	})
 	if err != nil && picked != nil && !answered(err) {
-		if out.Jobs, err = s.recoverClaim(ctx, v, req, token, picked, err); err == nil {
+		if out.Jobs, err = s.recoverClaim(ctx, req, token, picked, err); err == nil {
 			out.Token = token
 		}
+	}
+	if code := codeOf(err); code == errSyntax || code == errNotSupported {
+		s.forget(v) // failed over to a server that lacks what the last one had
 	}
 	s.learn(sc, picked, len(out.Jobs), err)
 	if err != nil {
@@ -90,10 +93,15 @@ func (s *Store) take(c *conn, v *server, req store.ClaimRequest, token int64, pi
 		s.t.leases, token, req.Owner, micros(req.Lease), store.EncodeIDs(ids))
 	// attempts stops at the column's end instead of failing the batch.
 	fmt.Fprintf(&b, "UPDATE %s SET status = 'running', token = %d, attempts = attempts + (attempts < 2147483647), claimed_at = NOW(3)%s"+
-		" WHERE id IN (%s) AND status = 'ready' AND available_at <= NOW(3); ", s.t.jobs, token, v.pendingSet(false), list)
+		" WHERE id IN (%s) AND status = 'ready' AND available_at <= NOW(3) AND queue IN (?%s); ", s.t.jobs, token, v.pendingSet(false), list,
+		strings.Repeat(", ?", len(req.Wants)-1))
+	args := make([]any, len(req.Wants))
+	for i, w := range req.Wants {
+		args[i] = w.Queue
+	}
 	s.selectTaken(&b, token, list)
 	b.WriteString("; COMMIT")
-	jobs, err := s.readTaken(c, v, token, b.String())
+	jobs, err := s.readTaken(c, req, token, b.String(), args...)
 	if err != nil {
 		return nil, err
 	}
@@ -109,19 +117,19 @@ func (s *Store) selectTaken(b *strings.Builder, token int64, list string) {
 	fmt.Fprintf(b, "SELECT %s, payload FROM %s WHERE id IN (%s) AND token = %d AND status = 'running'", jobColumns, s.t.jobs, list, token)
 }
 
-func (s *Store) readTaken(c *conn, v *server, token int64, text string) ([]*job.Job, error) {
+func (s *Store) readTaken(c *conn, req store.ClaimRequest, token int64, text string, args ...any) ([]*job.Job, error) {
 	var jobs []*job.Job
 	err := c.query(func(r row) error {
 		j := s.scanJob(r, true)
 		j.Token = token
-		if v.collate == "utf8mb4_bin" {
-			// Trailing spaces don't count in this collation: the row was found by
-			// the name without them.
+		if !slices.ContainsFunc(req.Wants, func(w store.Want) bool { return w.Queue == j.Queue }) {
+			// Trailing spaces don't count in the collation of older servers: the row
+			// was found by the name without them.
 			j.Queue = strings.TrimRight(j.Queue, " ")
 		}
 		jobs = append(jobs, j)
 		return nil
-	}, text)
+	}, text, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +143,7 @@ func (s *Store) readTaken(c *conn, v *server, token int64, text string) ([]*job.
 // writes the claim's lease itself: the unique token makes it wait for the lost
 // transaction if that is still under way. If the row is there already, the claim
 // has happened; if not, it never can happen any more, and the empty lease is left to the reaper.
-func (s *Store) recoverClaim(ctx context.Context, v *server, req store.ClaimRequest, token int64, picked []candidate, lost error) ([]*job.Job, error) {
+func (s *Store) recoverClaim(ctx context.Context, req store.ClaimRequest, token int64, picked []candidate, lost error) ([]*job.Job, error) {
 	s.meter.Uncertain.Add(1)
 	ctx = context.WithoutCancel(ctx)
 	var jobs []*job.Job
@@ -146,7 +154,7 @@ func (s *Store) recoverClaim(ctx context.Context, v *server, req store.ClaimRequ
 		}
 		var b strings.Builder
 		s.selectTaken(&b, token, idList(idsOf(picked)))
-		jobs, err = s.readTaken(c, v, token, b.String())
+		jobs, err = s.readTaken(c, req, token, b.String())
 		return err
 	})
 	return jobs, err

@@ -35,16 +35,21 @@ func (s *Store) Register(ctx context.Context, d store.Daemon, ttl time.Duration)
 	})
 }
 
-// Unregister removes a daemon's row; see store.Registrar.
+// Unregister ends a daemon's row; see store.Registrar.
 func (s *Store) Unregister(ctx context.Context, owner int64) error {
 	return s.do(ctx, "unregister daemon", s.lease, func(c *conn) error {
-		_, err := c.exec(fmt.Sprintf("DELETE FROM %s WHERE owner = %d", s.t.daemons, owner))
+		_, err := c.exec(fmt.Sprintf("UPDATE %s SET alive_till = NOW(3) WHERE owner = %d AND alive_till > NOW(3)", s.t.daemons, owner))
 		return err
 	})
 }
 
 // LiveDaemons lists who runs; see store.Registrar.
-func (s *Store) LiveDaemons(ctx context.Context) (list []store.Daemon, err error) {
+func (s *Store) LiveDaemons(ctx context.Context) ([]store.Daemon, error) {
+	return s.listDaemons(ctx, 0)
+}
+
+// listDaemons lists those that are alive or were within the last d.
+func (s *Store) listDaemons(ctx context.Context, d time.Duration) (list []store.Daemon, err error) {
 	err = s.do(ctx, "list daemons", s.db, func(c *conn) error {
 		list = list[:0]
 		return c.query(func(r row) error {
@@ -57,14 +62,14 @@ func (s *Store) LiveDaemons(ctx context.Context) (list []store.Daemon, err error
 			}
 			list = append(list, d)
 			return nil
-		}, "SELECT owner, host, pid, version, queues, kinds, started_at FROM "+s.t.daemons+" WHERE alive_till > NOW(3) ORDER BY started_at, owner")
+		}, fmt.Sprintf("SELECT owner, host, pid, version, queues, kinds, started_at FROM %s WHERE alive_till > NOW(3) - INTERVAL %d MICROSECOND ORDER BY started_at, owner", s.t.daemons, micros(d)))
 	})
 	return list, err
 }
 
-// KnownKinds collects what live daemons run; see store.Registrar.
+// KnownKinds collects what daemons run; see store.Registrar.
 func (s *Store) KnownKinds(ctx context.Context) ([]string, error) {
-	daemons, err := s.LiveDaemons(ctx)
+	daemons, err := s.listDaemons(ctx, store.KnownFor)
 	if err != nil {
 		return nil, err
 	}

@@ -51,8 +51,8 @@ func (s *Store) Finish(ctx context.Context, f store.Finish) ([]store.Fate, error
 				zap.Int64("job_id", w.ID), zap.String("kind", w.Kind), zap.String("to", string(w.To)), zap.Error(err))
 			err = write(one, dropText)
 		}
-		if refused(err) && w.To != job.Done {
-			err = write(one, dropRows)
+		for d := keepJob; refused(err) && w.To != job.Done && d <= dropRows; d++ {
+			err = write(one, d)
 		}
 		if err != nil {
 			return nil, err
@@ -73,17 +73,20 @@ type degrade uint8
 const (
 	nothing  degrade = iota
 	dropText         // results and error texts are replaced by a note
-	dropRows         // no row in job_errors, and instead of one in dead_jobs the job is ready again
+	keepJob          // instead of a dead letter the job is ready again
+	dropRows         // the same, and no row in job_errors
 )
 
 // refused says whether the server took exception to a value or a table, which a
 // repeat won't mend.
 func refused(err error) bool {
 	switch codeOf(err) {
-	case 1114, 1021: // this table is full; if all are, the degraded write fails as well
+	case 1114, 1021, // this table is full; if all are, the degraded write fails as well
+		1142, 1143, // no privilege on this table or column
+		1146, 1054: // this table or column is missing
 		return true
 	}
-	return errors.Is(err, store.ErrData) || errors.Is(err, store.ErrSchema) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrDuplicate)
+	return errors.Is(err, store.ErrData) || errors.Is(err, store.ErrDuplicate)
 }
 
 const droppedNote = "(text refused by the database)"
@@ -149,7 +152,7 @@ func (s *Store) setDone(b *strings.Builder, args []any, writes []job.Write, g gr
 	fmt.Fprintf(b, "UPDATE %s SET status = 'done', finished_at = NOW(3)", s.t.jobs)
 	cases := 0
 	for _, at := range g.at {
-		if w := &writes[at]; w.Result != "" && d < dropText {
+		if w := &writes[at]; w.Result != "" && d == nothing {
 			if cases++; cases == 1 {
 				b.WriteString(", result = CASE id")
 			}
@@ -327,7 +330,7 @@ func (s *Store) applyChunk(c *conn, v *server, writes []job.Write, owned []int, 
 	if len(ready) > 0 {
 		s.setReady(&b, v, writes, ready, takeAway)
 	}
-	if d == dropRows {
+	if d >= keepJob {
 		s.unbury(&b, v, writes, dead, fates)
 	} else if len(dead) > 0 {
 		args = s.bury(&b, args, writes, dead, d)
@@ -447,7 +450,7 @@ func (s *Store) recordErrors(b *strings.Builder, args []any, writes []job.Write,
 }
 
 func errorText(w *job.Write, d degrade) string {
-	if d >= dropText {
+	if d == dropText {
 		return droppedNote
 	}
 	return job.Clean(w.Error, job.ErrorLimit)

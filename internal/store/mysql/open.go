@@ -118,7 +118,7 @@ func Open(o Options) (*Store, error) {
 		jobs: name("jobs"), dead: name("dead_jobs"), errors: name("job_errors"), leases: name("leases"),
 		counters: name("counters"), daemons: name("daemons"), migrations: name("schema_migrations"),
 	}
-	s.marks.m, s.marks.levels = map[arm]time.Time{}, map[string]uint16{}
+	s.marks.m, s.marks.levels, s.marks.full = map[arm]time.Time{}, map[string]uint16{}, map[string]fullScan{}
 	s.marks.spread = 1
 	c := &connector{Connector: inner, init: sessionInit + o.InitSQL}
 	s.db, s.lease = sql.OpenDB(c), sql.OpenDB(c)

@@ -125,7 +125,7 @@ func TestPlan_ClaimReadsThePollIndexInOrderAndLittleElse(t *testing.T) {
 		for _, full := range []bool{true, false} {
 			for _, lock := range []bool{false, v.skipLocked} {
 				sc := s.newScan([]store.Want{{Queue: "default", Limit: limit}}, v.skipLocked)
-				sc.full = full
+				sc.full[0] = full
 				sc.levels[0] = 1 | 1<<5 | 1<<9
 				text, args := sc.statements(s, lock)
 				for _, row := range explain(t, s, strings.TrimPrefix(text, "START TRANSACTION; "), args...) {

@@ -31,10 +31,17 @@ type server struct {
 	// hasSkipLocked: the server knows the clause, whether it is used or not.
 	hasSkipLocked bool
 	virtual       bool // jobs.pending follows status by itself
+	tablesSeen    bool // virtual is what the table has, not what a new one would get
 	collate       string
 	json          string
 	maxPacket     int64
 }
+
+// What a server answers that does not know a clause.
+const (
+	errSyntax       = 1064
+	errNotSupported = 1235
+)
 
 var versionRule = regexp.MustCompile(`(\d+)\.(\d+)(?:\.(\d+))?`)
 
@@ -74,7 +81,7 @@ func (s *Store) probe(ctx context.Context) (*server, error) {
 	s.probeMu.Lock()
 	defer s.probeMu.Unlock()
 	if s.server != nil {
-		return s.server, nil
+		return s.server, s.lookAtTable(ctx, s.server)
 	}
 	var v *server
 	err := s.do(ctx, "look at the server", s.db, func(c *conn) error {
@@ -105,7 +112,30 @@ func (s *Store) probe(ctx context.Context) (*server, error) {
 	}
 	s.opts.Logger.Info("database server", zap.String("server", v.name()), zap.String("claim", v.claim()), zap.String("why", v.why))
 	s.server = v
-	return v, nil
+	return v, s.lookAtTable(ctx, v)
+}
+
+// lookAtTable finds out how jobs was made: a server that was upgraded keeps the
+// real pending column that an older one needed. Until there is a table it looks again.
+func (s *Store) lookAtTable(ctx context.Context, v *server) error {
+	if v.tablesSeen {
+		return nil
+	}
+	return s.do(ctx, "look at the table of jobs", s.db, func(c *conn) error {
+		return c.query(func(r row) error {
+			v.tablesSeen, v.virtual = true, strings.Contains(strings.ToUpper(r.str(0)), "GENERATED")
+			return nil
+		}, "SELECT EXTRA FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ? AND COLUMN_NAME = 'pending'", s.opts.Prefix+"jobs")
+	})
+}
+
+// forget lets the next call look at the server again.
+func (s *Store) forget(v *server) {
+	s.probeMu.Lock()
+	defer s.probeMu.Unlock()
+	if s.server == v {
+		s.server = nil
+	}
 }
 
 func (v *server) setTypes() {
@@ -130,7 +160,7 @@ func (v *server) chooseClaim(c *conn, want string) error {
 	switch code := codeOf(err); {
 	case err == nil:
 		v.skipLocked, v.hasSkipLocked, v.why = true, true, "the server has it"
-	case code == 1064 || code == 1235: // syntax error, not supported
+	case code == errSyntax || code == errNotSupported:
 		v.why = "the server has no SKIP LOCKED"
 	default:
 		return err

@@ -27,12 +27,18 @@ type marks struct {
 	// row is there. So a queue without priorities costs two arms a poll, not ten.
 	levels map[string]uint16
 	// A row that becomes visible behind a mark (its producer committed late) is
-	// found by a scan without marks, which comes every fullEvery.
-	nextFull time.Time
-	lastCost time.Duration // of the last full scan
-	hot      bool          // the last claim got all it asked for: more is surely there
-	spread   int           // CAS: width of the window, in batches, to keep claimers apart
-	clean    int           // claims in a row that lost nothing
+	// found by a scan without marks, which comes every fullEvery. Each queue has its
+	// turn: one that is asked seldom must not lose it to one that is asked often.
+	full   map[string]fullScan
+	hot    bool // the last claim got all it asked for: more is surely there
+	spread int  // CAS: width of the window, in batches, to keep claimers apart
+	clean  int  // claims in a row that lost nothing
+}
+
+// fullScan is when a queue is scanned without marks next, and what it took last.
+type fullScan struct {
+	next time.Time
+	cost time.Duration
 }
 
 const (
@@ -67,7 +73,7 @@ type candidate struct {
 // scan looks for candidates once.
 type scan struct {
 	wants  []store.Want
-	full   bool // without marks
+	full   []bool // per want: without marks
 	hot    bool
 	spread int // batches to look at, 1 with SKIP LOCKED
 	lower  map[arm]time.Time
@@ -82,7 +88,7 @@ func (s *Store) newScan(wants []store.Want, skipLocked bool) *scan {
 	m := &s.marks
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	sc := &scan{wants: wants, full: !time.Now().Before(m.nextFull), hot: m.hot, spread: m.spread}
+	sc := &scan{wants: wants, hot: m.hot, spread: m.spread, lower: map[arm]time.Time{}}
 	if skipLocked {
 		sc.spread = 1
 	}
@@ -90,13 +96,13 @@ func (s *Store) newScan(wants []store.Want, skipLocked bool) *scan {
 	for i, w := range wants {
 		sc.levels[i] = m.levels[w.Queue] | 1<<job.MinPriority
 	}
-	if !sc.full {
-		sc.lower = make(map[arm]time.Time, len(wants)*(job.MaxPriority+1))
-		for _, w := range wants {
-			for p := job.MinPriority; p <= job.MaxPriority; p++ {
-				if t, ok := m.m[arm{w.Queue, p}]; ok {
-					sc.lower[arm{w.Queue, p}] = t
-				}
+	now := time.Now()
+	for _, w := range wants {
+		full := !now.Before(m.full[w.Queue].next)
+		sc.full = append(sc.full, full)
+		for p := job.MinPriority; p <= job.MaxPriority && !full; p++ {
+			if t, ok := m.m[arm{w.Queue, p}]; ok {
+				sc.lower[arm{w.Queue, p}] = t
 			}
 		}
 	}
@@ -164,7 +170,7 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 			}
 			branch(fmt.Sprintf("priority BETWEEN %d AND %d", lo, hi), "", 1, 1, ")")
 		}
-		if sc.full {
+		if sc.full[qi] {
 			branch(fmt.Sprintf("priority > %d AND available_at <= NOW(3)", job.MaxPriority), "", 0, badRows, suffix)
 		}
 		for p := job.MaxPriority; p >= job.MinPriority; p-- {
@@ -177,7 +183,7 @@ func (sc *scan) statements(s *Store, lock bool) (string, []any) {
 			}
 			branch(fmt.Sprintf("priority = %d%s AND available_at <= NOW(3)", p, from), " ORDER BY available_at, id", 0, limit, suffix)
 		}
-		if sc.full {
+		if sc.full[qi] {
 			branch(fmt.Sprintf("priority < %d AND available_at <= NOW(3)", job.MinPriority), "", 0, badRows, suffix)
 		}
 		// Servers that stream a UNION stop here, and lock nothing of the arms behind.
@@ -217,17 +223,11 @@ func (s *Store) learn(sc *scan, picked []candidate, won int, err error) {
 	defer m.mu.Unlock()
 	if err != nil {
 		// What was looked at may still be there: begin again without marks.
-		m.nextFull, m.hot = time.Time{}, false
-		return
-	}
-	if sc.full {
-		// The cheaper of the last two: one slow answer says nothing.
-		every, cost := fullEvery, min(sc.cost, m.lastCost)
-		if cost > fullCheap {
-			every = min(max(1000*cost, fullSeldom), fullAtMost)
+		for _, w := range sc.wants {
+			delete(m.full, w.Queue)
 		}
-		m.lastCost = sc.cost
-		m.nextFull = time.Now().Add(every)
+		m.hot = false
+		return
 	}
 	m.hot = false
 	taken := make(map[int64]bool, len(picked))
@@ -235,7 +235,14 @@ func (s *Store) learn(sc *scan, picked []candidate, won int, err error) {
 		taken[c.id] = true
 	}
 	for qi, w := range sc.wants {
-		if !sc.full && sc.cost > dearGap {
+		if sc.full[qi] {
+			// The cheaper of the last two: one slow answer says nothing.
+			every, cost := fullEvery, min(sc.cost, m.full[w.Queue].cost)
+			if cost > fullCheap {
+				every = min(max(1000*cost, fullSeldom), fullAtMost)
+			}
+			m.full[w.Queue] = fullScan{next: time.Now().Add(every), cost: sc.cost}
+		} else if sc.cost > dearGap {
 			sc.levels[qi] = allLevels
 		}
 		m.levels[w.Queue] = sc.levels[qi]

@@ -29,20 +29,25 @@ ON CONFLICT DO UPDATE SET alive_till = excluded.alive_till, queues = excluded.qu
 	})
 }
 
-// Unregister removes a daemon's row; see store.Registrar.
+// Unregister ends a daemon's row; see store.Registrar.
 func (s *Store) Unregister(ctx context.Context, owner int64) error {
 	return s.write(ctx, "unregister daemon", s.lease, func(t *tx) error {
-		_, err := t.exec("DELETE FROM daemons WHERE owner = ?", owner)
+		_, err := t.exec("UPDATE daemons SET alive_till = ?1 WHERE owner = ?2 AND alive_till > ?1", t.now, owner)
 		return err
 	})
 }
 
 // LiveDaemons lists who runs; see store.Registrar.
-func (s *Store) LiveDaemons(ctx context.Context) (list []store.Daemon, err error) {
+func (s *Store) LiveDaemons(ctx context.Context) ([]store.Daemon, error) {
+	return s.listDaemons(ctx, 0)
+}
+
+// listDaemons lists those that are alive or were within the last d.
+func (s *Store) listDaemons(ctx context.Context, d time.Duration) (list []store.Daemon, err error) {
 	err = s.read(ctx, "list daemons", s.reads, func(t *tx) error {
 		list = nil
 		return t.query("SELECT owner, host, pid, version, queues, kinds, started_at FROM daemons WHERE alive_till > ? ORDER BY started_at, owner",
-			[]any{t.now}, func(rows *sql.Rows) error {
+			[]any{t.now - millis(d)}, func(rows *sql.Rows) error {
 				var d store.Daemon
 				var queues, kinds []byte
 				var started int64
@@ -63,9 +68,9 @@ func (s *Store) LiveDaemons(ctx context.Context) (list []store.Daemon, err error
 	return list, err
 }
 
-// KnownKinds collects what live daemons run; see store.Registrar.
+// KnownKinds collects what daemons run; see store.Registrar.
 func (s *Store) KnownKinds(ctx context.Context) ([]string, error) {
-	daemons, err := s.LiveDaemons(ctx)
+	daemons, err := s.listDaemons(ctx, store.KnownFor)
 	if err != nil {
 		return nil, err
 	}

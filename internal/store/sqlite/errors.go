@@ -43,12 +43,15 @@ func kindOf(err error) error {
 // a call that the caller gave up is not the database's fault.
 func wrap(parent context.Context, op string, err error) error {
 	if kind := kindOf(err); kind != nil {
+		if kind == store.ErrConflict { //nolint:errorlint // kindOf returns the sentinel itself
+			kind = store.ErrUnavailable // the one lock is the whole database's, and the repeats are over
+		}
 		return fmt.Errorf("%s: %w: %w", op, kind, err)
 	}
 	switch {
 	case parent.Err() != nil && isContext(err):
 		return fmt.Errorf("%s: %w", op, context.Cause(parent))
-	case errors.Is(err, store.ErrConflict):
+	case errors.Is(err, store.ErrUnavailable):
 		return fmt.Errorf("%s: %w", op, err)
 	case isContext(err):
 		return fmt.Errorf("%s: %w: no answer in time", op, store.ErrUnavailable)
@@ -64,9 +67,10 @@ func isContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, sql.ErrTxDone)
 }
 
-// lockError: the operation's time was over before its turn came.
+// lockError: the operation's time was over before its turn came. That is no
+// conflict about a row: nobody can write while the lock is held.
 type lockError struct{ err error }
 
 func (e *lockError) Error() string        { return "others held the lock all the time: " + e.err.Error() }
 func (e *lockError) Unwrap() error        { return e.err }
-func (e *lockError) Is(target error) bool { return target == store.ErrConflict }
+func (e *lockError) Is(target error) bool { return target == store.ErrUnavailable }

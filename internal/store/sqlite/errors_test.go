@@ -107,9 +107,9 @@ func TestWrap_NamesOperationAndKind(t *testing.T) {
 		not  error
 	}{
 		{context.Background(), context.DeadlineExceeded, store.ErrUnavailable, context.DeadlineExceeded},
-		{context.Background(), &lockError{context.DeadlineExceeded}, store.ErrConflict, store.ErrUnavailable},
+		{context.Background(), &lockError{context.DeadlineExceeded}, store.ErrUnavailable, store.ErrConflict},
 		{gone, context.Canceled, cause, store.ErrUnavailable},
-		{gone, &lockError{context.Canceled}, cause, store.ErrConflict},
+		{gone, &lockError{context.Canceled}, cause, store.ErrUnavailable},
 		{context.Background(), sql.ErrNoRows, store.ErrNotFound, sql.ErrNoRows},
 		{context.Background(), job.ErrLeaseLost, job.ErrLeaseLost, store.ErrUnavailable},
 		{gone, fmt.Errorf("x: %w", store.ErrState), store.ErrState, cause},

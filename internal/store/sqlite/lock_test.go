@@ -59,7 +59,7 @@ func TestWrite_WaitsForAnotherProcessesLock(t *testing.T) {
 	}
 }
 
-func TestWrite_OfALockHeldTooLongIsErrConflict(t *testing.T) {
+func TestWrite_OfALockHeldTooLongIsErrUnavailable(t *testing.T) {
 	t.Parallel()
 	s := openAt(t, filepath.Join(t.TempDir(), "queued.db"), Options{OpTimeout: 300 * time.Millisecond})
 	put(t, s, job.New{Kind: "k"}, job.New{Kind: "k"})
@@ -75,8 +75,8 @@ func TestWrite_OfALockHeldTooLongIsErrConflict(t *testing.T) {
 		"finish":  func() error { _, err := s.Finish(t.Context(), store.Finish{Settled: []int64{c.Token}}); return err },
 		"ping":    func() error { return s.Ping(t.Context()) },
 	} {
-		if err := call(); !errors.Is(err, store.ErrConflict) {
-			t.Errorf("%s: got %v, want ErrConflict", name, err)
+		if err := call(); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("%s: got %v, want ErrUnavailable", name, err)
 		}
 	}
 }
