@@ -302,28 +302,35 @@ func orphans(t *testing.T, f *fixture) {
 
 func orphansWalk(t *testing.T, f *fixture) {
 	var want []int64
-	for i := range 10 {
-		id := f.insertRaw("k", cols{"status": []string{"running", "done"}[i%2]})
-		if i%2 == 0 {
+	for i := range 12 {
+		status := "running"
+		if i%3 == 1 {
+			status = "done"
+		}
+		id := f.insertRaw("k", cols{"status": status})
+		switch {
+		case i == 5: // a hole
+			f.exec("DELETE FROM jobs WHERE id = ?", id)
+		case status == "running":
 			want = append(want, id)
 		}
 	}
-	f.exec("DELETE FROM jobs WHERE id = ?", want[1]+1) // a hole
-	var got []int64
-	calls := 0
-	for after := int64(0); ; calls++ {
-		ids, next := f.orphans(after, 3)
-		got = append(got, ids...)
-		if next == 0 {
-			break
+	for _, span := range []int{1, 2, 3, 4, 11, 100} {
+		var got []int64
+		for after, calls := int64(0), 0; ; calls++ {
+			ids, next := f.orphans(after, span)
+			got = append(got, ids...)
+			if next == 0 {
+				break
+			}
+			if next <= after || calls > 20 {
+				t.Fatalf("span %d: next after %d: got %d", span, after, next)
+			}
+			after = next
 		}
-		if next <= after || calls > 10 {
-			t.Fatalf("next after %d: got %d", after, next)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("span %d: orphans (-want +got):\n%s", span, diff)
 		}
-		after = next
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("orphans (-want +got):\n%s", diff)
 	}
 	if ids, next := f.orphans(1_000_000, 3); len(ids) != 0 || next != 0 {
 		t.Errorf("behind the end: got %v, next %d", ids, next)

@@ -229,16 +229,23 @@ func retainDone(t *testing.T, f *fixture) {
 		t.Errorf("empty table (-want +got):\n%s", diff)
 	}
 	var ids []int64
-	for range 5 {
-		ids = append(ids, f.finishedAt(t0.Add(-2*age)))
+	for i := range 10 {
+		at := t0.Add(-2 * age)
+		if i == 2 {
+			at = t0 // a single young row means nothing
+		}
+		ids = append(ids, f.finishedAt(at))
 	}
 	for range 20 {
 		f.finishedAt(t0)
 	}
-	if diff := cmp.Diff(store.Retention{Deleted: 5, Next: ids[4]}, retain(0)); diff != "" {
+	if diff := cmp.Diff(store.Retention{Deleted: 4, Next: ids[4]}, retain(0)); diff != "" {
+		t.Errorf("old rows and a young one (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(store.Retention{Deleted: 5, Next: ids[9]}, retain(ids[4])); diff != "" {
 		t.Errorf("old rows (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(store.Retention{Done: true}, retain(ids[4])); diff != "" {
+	if diff := cmp.Diff(store.Retention{Done: true}, retain(ids[9])); diff != "" {
 		t.Errorf("only young rows ahead (-want +got):\n%s", diff)
 	}
 }
