@@ -42,16 +42,17 @@ func kindOf(err error) error {
 // wrap names the operation and the error's kind. parent is the caller's context:
 // a call that the caller gave up is not the database's fault.
 func wrap(parent context.Context, op string, err error) error {
-	if kind := kindOf(err); kind != nil {
-		if kind == store.ErrConflict { //nolint:errorlint // kindOf returns the sentinel itself
-			kind = store.ErrUnavailable // the one lock is the whole database's, and the repeats are over
-		}
+	kind := kindOf(err)
+	if kind == store.ErrConflict { //nolint:errorlint // kindOf returns the sentinel itself
+		kind, err = nil, &lockError{err} // the repeats are over
+	}
+	if kind != nil {
 		return fmt.Errorf("%s: %w: %w", op, kind, err)
 	}
 	switch {
-	case parent.Err() != nil && isContext(err):
+	case parent.Err() != nil && (isContext(err) || isLock(err)):
 		return fmt.Errorf("%s: %w", op, context.Cause(parent))
-	case errors.Is(err, store.ErrUnavailable):
+	case isLock(err):
 		return fmt.Errorf("%s: %w", op, err)
 	case isContext(err):
 		return fmt.Errorf("%s: %w: no answer in time", op, store.ErrUnavailable)
@@ -61,10 +62,8 @@ func wrap(parent context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-// A transaction that ends because its context does is reported as sql.ErrTxDone
-// by calls that come after.
 func isContext(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, sql.ErrTxDone)
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // lockError: the operation's time was over before its turn came. That is no
@@ -74,3 +73,8 @@ type lockError struct{ err error }
 func (e *lockError) Error() string        { return "others held the lock all the time: " + e.err.Error() }
 func (e *lockError) Unwrap() error        { return e.err }
 func (e *lockError) Is(target error) bool { return target == store.ErrUnavailable }
+
+func isLock(err error) bool {
+	_, ok := errors.AsType[*lockError](err)
+	return ok
+}

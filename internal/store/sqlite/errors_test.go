@@ -110,6 +110,7 @@ func TestWrap_NamesOperationAndKind(t *testing.T) {
 		{context.Background(), &lockError{context.DeadlineExceeded}, store.ErrUnavailable, store.ErrConflict},
 		{gone, context.Canceled, cause, store.ErrUnavailable},
 		{gone, &lockError{context.Canceled}, cause, store.ErrUnavailable},
+		{gone, &lockError{errors.New("busy")}, cause, store.ErrUnavailable},
 		{context.Background(), sql.ErrNoRows, store.ErrNotFound, sql.ErrNoRows},
 		{context.Background(), job.ErrLeaseLost, job.ErrLeaseLost, store.ErrUnavailable},
 		{gone, fmt.Errorf("x: %w", store.ErrState), store.ErrState, cause},
