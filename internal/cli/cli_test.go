@@ -205,7 +205,7 @@ func TestExplain_GivesExitCodeAndWhatToDo(t *testing.T) {
 		{usagef("no such flag"), 64, "no such flag"},
 		{fmt.Errorf("x: %w", &config.Error{Violations: []config.Violation{{Field: "a", Rule: "is bad"}}}), 78, "x: configuration: a: is bad"},
 		{fmt.Errorf("x: %w", &store.SchemaError{Have: 0, Want: 1, Hint: "run `queued migrate up`"}), 78, "x: schema is at version 0, this binary needs 1: run `queued migrate up`"},
-		{fmt.Errorf("list: %w", store.ErrSchema), 78, "list: database schema does not fit; `queued migrate status` shows what is there"},
+		{fmt.Errorf("list: %w", store.ErrSchema), 78, "list: database schema does not fit"},
 		{fmt.Errorf("list: %w", store.ErrDenied), 1, "list: database access denied; check user, password and privileges; `queued config print` shows what is used"},
 		{fmt.Errorf("list: %w", store.ErrUnavailable), 1, "list: database unavailable; is it up, and is it the right one? `queued config print` shows where it is looked for"},
 		{fmt.Errorf("list: %w", context.Canceled), 1, "interrupted: list: context canceled"},

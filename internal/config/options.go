@@ -144,7 +144,7 @@ var options = []option[Config]{
 		text: "Share of the wait that is added at random, so that jobs that failed together don't come back together. 0: nothing is added.",
 	},
 	{
-		key: "worker.poll_interval", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.PollInterval }), def: "50ms", lo: "1ms", hi: "1h", flag: "poll-interval",
+		key: "worker.poll_interval", ptr: ptrTo(func(c *Config) *time.Duration { return &c.Worker.PollInterval }), def: "45ms", lo: "1ms", hi: "1h", flag: "poll-interval",
 		text: "How often an idle daemon looks for jobs. One query asks for all queues.",
 	},
 	{

@@ -96,6 +96,7 @@ func TestClaim_IdlePollsOncePerInterval(t *testing.T) {
 		m := newMem()
 		p := start(t, m, handlers{}, 4, func(c *Config) {
 			c.Lanes = []Lane{{"a", 2}, {"b", 2}, {"c", 1}}
+			c.PollInterval = 50 * time.Millisecond
 		})
 		time.Sleep(10 * time.Second)
 		p.halt()
@@ -113,7 +114,7 @@ func TestClaim_EmptyPollsTakeATenthOfTheTimeAtMost(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMem()
 			m.onClaim = func(int) error { time.Sleep(tc.took); return nil }
-			p := start(t, m, handlers{}, 4)
+			p := start(t, m, handlers{}, 4, func(c *Config) { c.PollInterval = 50 * time.Millisecond })
 			time.Sleep(10 * time.Second)
 			p.halt()
 			if m.claims > tc.max {

@@ -57,7 +57,7 @@ type Config struct {
 
 	Lease            time.Duration // how long claimed jobs are ours without a heartbeat; 30s
 	Heartbeat        time.Duration // how often leases are renewed; a third of Lease at most; 10s
-	PollInterval     time.Duration // how often an idle lane looks for jobs; 50ms
+	PollInterval     time.Duration // how often an idle lane looks for jobs; 45ms
 	ShutdownTimeout  time.Duration // how long running jobs may go on after the stop; 30s
 	CancelGrace      time.Duration // how long a cancelled handler may take to return; 5s
 	UnknownKindGrace time.Duration // age up to which a job of a kind that no daemon knows is put back; 1m
@@ -81,7 +81,7 @@ func (c *Config) setDefaults() error {
 	}{
 		{"lease", &c.Lease, 30 * time.Second},
 		{"heartbeat", &c.Heartbeat, 10 * time.Second},
-		{"poll interval", &c.PollInterval, 50 * time.Millisecond},
+		{"poll interval", &c.PollInterval, 45 * time.Millisecond},
 		{"shutdown timeout", &c.ShutdownTimeout, 30 * time.Second},
 		{"cancel grace", &c.CancelGrace, 5 * time.Second},
 		{"unknown kind grace", &c.UnknownKindGrace, time.Minute},

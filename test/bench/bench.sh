@@ -54,7 +54,6 @@ for name in mysql97 mysql56 mariadb1011; do
     sleep 1
   done
   run "$name" 'one daemon'
-  run "$name" 'one daemon, again'
   run "$name" 'old snapshot held' --old-snapshot
   run "$name" 'four daemons' --daemons 4
   [ "$name" != mysql97 ] || run "$name" '2,000,000 done rows' --done-rows 2000000

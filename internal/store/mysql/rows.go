@@ -2,7 +2,6 @@ package mysql
 
 import (
 	"encoding/json"
-	"time"
 
 	"queued/internal/store"
 	"queued/job"
@@ -17,27 +16,15 @@ func (s *Store) scanJob(r row, payload bool) *job.Job {
 		AvailableAt: r.time(8), CreatedAt: r.time(9), ExpiresAt: r.time(10), ClaimedAt: r.time(11), Replays: int(r.int(12)), Token: r.int(13),
 	}
 	if !payload {
-		j.MaxAttempts, j.Timeout = limits(r.int(6), r.int(7))
+		j.MaxAttempts, j.Timeout = job.Limits(r.int(6), r.int(7))
 		return j
 	}
 	if j.Payload = r.bytes(14); j.Payload == nil {
 		j.Payload = []byte(job.EmptyPayload)
 	}
 	j.Bad = job.Check(j, r.int(6), r.int(7), s.opts.PayloadLimit)
-	j.MaxAttempts, j.Timeout = limits(r.int(6), r.int(7))
+	j.MaxAttempts, j.Timeout = job.Limits(r.int(6), r.int(7))
 	return j
-}
-
-// limits turns what a producer wrote into what a Job holds: impossible values,
-// which Check reports, count as not given.
-func limits(maxAttempts, timeoutMS int64) (int, time.Duration) {
-	if maxAttempts < 0 || maxAttempts > job.MaxMaxAttempts {
-		maxAttempts = 0
-	}
-	if timeoutMS < 0 || timeoutMS > job.MaxTimeout.Milliseconds() {
-		timeoutMS = 0
-	}
-	return int(maxAttempts), time.Duration(timeoutMS) * time.Millisecond
 }
 
 const jobRowColumns = "id, queue, kind, idempotency_key, status, priority, attempts, max_attempts, timeout_ms, available_at, created_at, claimed_at, finished_at, expires_at, replays"

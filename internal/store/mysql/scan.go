@@ -45,7 +45,7 @@ const (
 	fullEvery = time.Second
 	// An old snapshot can make the full scan expensive. Then it comes so seldom
 	// that it stays under 1 % of the polls, and the delay of late rows below fullAtMost.
-	fullCheap  = 2 * time.Millisecond
+	fullCheap  = time.Millisecond
 	fullSeldom = 6 * time.Second
 	fullAtMost = 30 * time.Second
 	// markLag is how far a drained arm is searched behind the server's time:
