@@ -21,7 +21,7 @@ func TestUpgradedServer_KeepsPendingInStep(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer s.Close() //nolint:errcheck // a pool of connections
+			defer s.Close()
 			steps, err := migrations.Load("mysql", migrations.Vars{
 				JSON: "LONGTEXT CHARACTER SET utf8mb4", Collate: "utf8mb4_bin", Pending: "NULL DEFAULT 1",
 			})
