@@ -3,8 +3,6 @@ package mysql
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,7 +28,7 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claime
 		return store.Claimed{}, fmt.Errorf("claim: %w", err)
 	}
 	sc := s.newScan(req.Wants, v.skipLocked)
-	token := newToken()
+	token := store.NewToken()
 	var picked []candidate // what was sent for the taking
 	var out store.Claimed
 	err = s.do(ctx, "claim", s.db, func(c *conn) error {
@@ -167,15 +165,4 @@ func idsOf(list []candidate) []int64 {
 	}
 	slices.Sort(ids)
 	return ids
-}
-
-// newToken is a random positive number, never given out again.
-func newToken() int64 {
-	var b [8]byte
-	for {
-		_, _ = rand.Read(b[:]) // never fails
-		if t := int64(binary.BigEndian.Uint64(b[:]) >> 1); t != 0 {
-			return t
-		}
-	}
 }

@@ -3,9 +3,7 @@ package sqlite
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"database/sql"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -59,7 +57,7 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (store.Claime
 	}
 	var out store.Claimed
 	err := s.write(ctx, "claim", s.db, func(t *tx) error {
-		out = store.Claimed{Token: newToken()}
+		out = store.Claimed{Token: store.NewToken()}
 		for _, w := range req.Wants {
 			n, err := s.findDue(t, w, &out)
 			if err != nil {
@@ -120,17 +118,6 @@ func (s *Store) findDue(t *tx, w store.Want, out *store.Claimed) (found int, err
 		}
 	}
 	return found, nil
-}
-
-// newToken is a random positive number, never given out again.
-func newToken() int64 {
-	var b [8]byte
-	for {
-		_, _ = rand.Read(b[:]) // never fails
-		if t := int64(binary.BigEndian.Uint64(b[:]) >> 1); t != 0 {
-			return t
-		}
-	}
 }
 
 // jsonIDs is a list of ids as one parameter, for json_each.
